@@ -1,1 +1,29 @@
+"""Route Sparse Autoencoders: features that live across a language model's layers.
+
+The names below are looked up in their module when they are first used, so that `import routesae` costs nothing.
+"""
 __version__ = "0.1.0"
+
+_modules = {
+    "core": "UserError tiny_lm planted_activations",
+    "data": "DataConfig TokenStream batches fetch_demo",
+    "activations": "load_lm middle_layers read_residual replace_residual normalize denormalize",
+    "sae": "TopKSAE",
+    "router": "CoderConfig Router FixedRouter UniformRouter RouteSAE make_coder save_coder load_coder trace",
+    "training": "TrainConfig train",
+    "evaluation": "evaluate evaluate_run",
+}
+_where = {name: module for module, names in _modules.items() for name in names.split()}
+__all__ = list(_where)
+
+
+def __getattr__(name):
+    if name not in _where:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_where[name]}"), name)
+
+
+def __dir__():
+    return sorted({*globals(), *_where})
