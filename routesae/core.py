@@ -228,13 +228,15 @@ def planted_activations(
     noise:float=0.02, # standard deviation of each entry on every layer
     seed:int=0,
 )->Planted:
-    "Each token's signal lies on the layer of its strongest feature, so that the layer can be read off the content."
+    "Each token's signal lies on the layer of its leading feature, so that the layer can be read off the content."
     import torch
     g = torch.Generator().manual_seed(seed)
     dictionary = torch.nn.functional.normalize(torch.randn(n_features, d_model, generator=g), dim=-1)
     active = torch.rand(n_tokens, n_features, generator=g).topk(k).indices
-    latents = torch.zeros(n_tokens, n_features).scatter(1, active, 1 + torch.rand(n_tokens, k, generator=g))
-    layer = latents.argmax(-1) % n_layers
+    size = 1 + torch.rand(n_tokens, k, generator=g)
+    size[:, 0] += 2 # the leading feature, which decides the layer
+    latents = torch.zeros(n_tokens, n_features).scatter(1, active, size)
+    layer = active[:, 0] % n_layers
     x = noise*torch.randn(n_tokens, n_layers, d_model, generator=g)
     x[torch.arange(n_tokens), layer] += latents @ dictionary
     return Planted(x, layer, latents, dictionary)
