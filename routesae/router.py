@@ -11,11 +11,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn, Tensor
 from .core import UserError, atomic_path, from_dict, nearest, read_dict
+from .activations import LM, normalize, read_residual
 from .sae import TopKSAE, normalized_mse, to_dense
 
 # %% auto #0
 __all__ = ['METHODS', 'Routing', 'Router', 'FixedRouter', 'UniformRouter', 'take_layer', 'hard_route', 'soft_route',
-           'CoderOutput', 'LossOutput', 'Splice', 'RouteSAE', 'CoderConfig', 'make_coder', 'save_coder', 'load_coder']
+           'CoderOutput', 'LossOutput', 'Splice', 'RouteSAE', 'CoderConfig', 'make_coder', 'save_coder', 'load_coder',
+           'Trace', 'trace']
 
 # %% ../nbs/04_router.ipynb #c5
 class Routing(NamedTuple):
@@ -264,3 +266,39 @@ def load_coder(
     if bad := [n for n, t in coder.state_dict().items() if not t.isfinite().all()]: raise UserError(f"{weights}: '{bad[0]}' holds values that are not finite; train again")
     coder.about = recipe.get('about', {})
     return coder.to(device).eval().requires_grad_(False)
+
+# %% ../nbs/04_router.ipynb #c42
+class Trace(NamedTuple):
+    "One sentence on its way through a coder."
+    shapes: 'DataFrame' # one row for each stage: name, shape, what it is
+    tokens: 'DataFrame' # one row for each token: where it was routed, how well it was coded, by which latents
+
+@torch.no_grad()
+def trace(
+    lm:LM, # the language model the coder was trained on
+    coder:RouteSAE, # any coder
+    text:str, # a sentence
+    top:int=3, # strongest latents to name for each token
+)->Trace:
+    "Follow `text` from tokens to reconstruction. Raises `UserError` for an empty text."
+    import pandas as pd
+    start = [lm.tokenizer.bos_token_id] if lm.tokenizer.bos_token_id is not None else []
+    ids = torch.tensor([start + lm.tokenizer.encode(text, add_special_tokens=False)])
+    if ids.shape[1] == len(start): raise UserError('text: it is empty; give at least one word')
+    hidden = read_residual(lm.model, ids, coder.layers)
+    x, stats = normalize(hidden)
+    out = coder(x)
+    stages = [('tokens', ids, 'token ids'), ('hidden', hidden, f'residual stream h_{coder.layers[0] + 1}..h_{coder.layers[-1] + 1}'), ('x', x, 'normalised over D'),
+              ('logits', out.routing.logits, 'router scores alpha'), ('probs', out.routing.probs, 'softmax of the scores'), ('layer', out.routing.layer, 'chosen slot'),
+              ('routed', out.routed, 'what the SAE is given'), ('latents', out.latents, f'its code, {(out.latents != 0).sum(-1).max()} of {coder.d_sae} not zero'), ('recon', out.recon, 'what the SAE gives back')]
+    shapes = pd.DataFrame([dict(stage=n, shape=str(list(t.shape)), dtype=str(t.dtype).removeprefix('torch.'), what=w) for n, t, w in stages])
+    return Trace(shapes, pd.DataFrame(_token_rows(lm, coder, ids[0], out, top)))
+
+# %% ../nbs/04_router.ipynb #c43
+def _token_rows(lm, coder, ids, out, top):
+    "What happened to each token."
+    nmse, strongest = normalized_mse(out.recon, out.routed)[0].tolist(), out.latents[0].topk(min(top, coder.d_sae))
+    for t, token in enumerate(ids.tolist()):
+        latents = ' '.join(f'{i}:{v:.2f}' for v, i in zip(strongest.values[t].tolist(), strongest.indices[t].tolist()) if v != 0)
+        yield dict(position=t, token=lm.tokenizer.decode([token]), h=coder.layers[out.routing.layer[0, t]] + 1, p=round(out.routing.probs[0, t].max().item(), 3),
+                   l0=(out.latents[0, t] != 0).sum().item(), nmse=round(nmse[t], 4), strongest_latents=latents)
