@@ -51,7 +51,7 @@ figures: setup ## redraw figures/ from the committed tables (runs the notebooks 
 	$(BIN)/python .ci/check.py --run nbs/paper
 
 lab: setup ## open JupyterLab on the notebooks, with the kernel ready
-	cd nbs && ../$(BIN)/jupyter lab
+	$(BIN)/jupyter lab nbs/index.ipynb
 
 readme: setup ## write README.md from nbs/index.ipynb
 	$(BIN)/python .ci/readme.py
