@@ -14,7 +14,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 STAMP := .venv/.installed
 RUN := data/runs/demo$(if $(TOKENS),-$(TOKENS))
-pip = $(BIN)/python -m pip install --disable-pip-version-check $(if $(CI),-q) -c constraints.txt
+pip = $(BIN)/python -m pip install --disable-pip-version-check --no-compile $(if $(CI),-q) -c constraints.txt
 
 help: ## list the targets
 	@echo "make TARGET, where TARGET is one of"
