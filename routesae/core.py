@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 # %% auto #0
-__all__ = ['UserError', 'nearest', 'atomic_path', 'from_dict', 'to_dict', 'save_config', 'read_dict', 'load_config',
-           'project_dir', 'cache_dir', 'set_seed', 'code_version', 'provenance', 'processor_name', 'tiny_lm', 'Planted',
-           'planted_activations']
+__all__ = ['UserError', 'nearest', 'atomic_path', 'disk_is_full', 'from_dict', 'to_dict', 'save_config', 'read_dict',
+           'load_config', 'project_dir', 'cache_dir', 'set_seed', 'code_version', 'provenance', 'processor_name',
+           'tiny_lm', 'Planted', 'planted_activations']
 
 # %% ../nbs/00_core.ipynb #c6
 class UserError(ValueError):
@@ -44,7 +44,7 @@ def atomic_path(
         yield temp
         _replace(temp, path)
     except Exception as e:
-        if _disk_is_full(e): raise UserError(f'{path}: the disk is full; nothing was written; free some space or choose another folder') from e
+        if disk_is_full(e, path.parent): raise UserError(f'{path}: the disk is full; nothing was written; free some space or choose another folder') from e
         raise
     finally:
         _discard(temp)
@@ -63,9 +63,13 @@ def _replace(temp, path):
     os.rename(temp, path)
     _discard(aside)
 
-def _disk_is_full(e)->bool:
-    "Libraries written in other languages pass the system's error on as text."
-    return getattr(e, 'errno', None) == errno.ENOSPC or 'No space left on device' in str(e)
+def disk_is_full(
+    e:Exception, # what was raised while writing
+    folder, # where to
+)->bool:
+    "Whether a failure is that of a full disk. Libraries in other languages pass the system's error on as text, or only say that a write failed."
+    if getattr(e, 'errno', None) == errno.ENOSPC or 'No space left on device' in str(e): return True
+    return isinstance(e, (OSError, RuntimeError)) and 'writ' in str(e) and shutil.disk_usage(folder).free < 1 << 20
 
 # %% ../nbs/00_core.ipynb #c18
 def from_dict(

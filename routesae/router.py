@@ -12,7 +12,7 @@ import torch
 from torch import nn, Tensor
 from .core import UserError, atomic_path, from_dict, nearest, read_dict
 from .activations import LM, normalize, read_residual
-from .sae import TopKSAE, normalized_mse, to_dense
+from .sae import TopKSAE, normalized_mse
 
 # %% auto #0
 __all__ = ['METHODS', 'Routing', 'Router', 'FixedRouter', 'UniformRouter', 'take_layer', 'hard_route', 'soft_route',
@@ -168,22 +168,18 @@ class RouteSAE(nn.Module):
         x:Tensor, # normalised states [B,T,L,D]
     )->CoderOutput:
         routed, routing = self.route(x)
-        code = self.sae.encode_topk(routed)
-        return CoderOutput(routed, to_dense(code, self.d_sae), self.sae.decode_topk(code), routing)
+        return CoderOutput(routed, *self.sae.code(routed), routing)
 
     def loss(self,
         x:Tensor, # normalised states [B,T,L,D]
         keep:Tensor|None=None, # tokens that count; all if None [B,T] bool
     )->LossOutput:
-        "Normalised MSE against the routed vector, over the tokens to keep."
+        "The SAE's loss against the routed vector, over the tokens to keep."
         routed, routing = self.route(x)
         keep = torch.ones_like(routing.layer, dtype=torch.bool) if keep is None else keep
         if not keep.any(): raise UserError('keep: no token of this batch is left to train on')
         routed, routing = routed[keep], Routing(*(t[keep] for t in routing))
-        code = self.sae.encode_topk(routed)
-        nmse = normalized_mse(self.sae.decode_topk(code), routed.detach() if self.detach_target else routed).mean()
-        active = code.values != 0
-        return LossOutput(nmse, nmse.detach(), code.indices[active].bincount(minlength=self.d_sae), active.sum(-1).float().mean(), routing)
+        return LossOutput(*self.sae.loss(routed, routed.detach() if self.detach_target else None), routing)
 
     @torch.no_grad()
     def splice(self,

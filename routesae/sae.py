@@ -10,7 +10,8 @@ from torch import nn, Tensor
 from .core import UserError
 
 # %% auto #0
-__all__ = ['TopK', 'segment_sum', 'sparse_encode', 'sparse_decode', 'TopKSAE', 'to_dense', 'normalized_mse', 'fvu', 'l0']
+__all__ = ['TopK', 'segment_sum', 'sparse_encode', 'sparse_decode', 'normalized_mse', 'fvu', 'l0', 'TopKSAE', 'SAELoss',
+           'to_dense']
 
 # %% ../nbs/03_sae.ipynb #c8
 class TopK(NamedTuple):
@@ -68,6 +69,28 @@ def sparse_decode(
     return F.embedding_bag(code.indices, W_dec, mode='sum', per_sample_weights=code.values)
 
 # %% ../nbs/03_sae.ipynb #c16
+def normalized_mse(
+    recon:Tensor, # reconstruction [...,D]
+    x:Tensor, # what it should be [...,D]
+)->Tensor: # one value for each vector [...]
+    "`|recon - x|^2 / |x|^2` (the paper's Norm MSE); a zero vector counts as nearly zero, not as NaN."
+    return (recon - x).square().sum(-1) / x.square().sum(-1).clamp_min(1e-12)
+
+def fvu(
+    recon:Tensor, # reconstruction [...,D]
+    x:Tensor, # what it should be [...,D]
+)->Tensor: # scalar
+    "Fraction of variance unexplained: squared error over the squared distance from the mean vector."
+    x, recon = x.reshape(-1, x.shape[-1]), recon.reshape(-1, x.shape[-1])
+    return (recon - x).square().sum() / (x - x.mean(0)).square().sum()
+
+def l0(
+    latents:Tensor, # [...,M]
+)->Tensor: # one count for each vector [...]
+    "Number of non-zero latents."
+    return (latents != 0).sum(-1)
+
+# %% ../nbs/03_sae.ipynb #c20
 class TopKSAE(nn.Module):
     "TopK sparse autoencoder over single vectors (Gao et al. 2024, arXiv 2406.04093); the shared SAE of RouteSAE, equations 9 to 11."
     def __init__(self,
@@ -118,34 +141,36 @@ class TopKSAE(nn.Module):
         "`latents W_dec + b_dec`; takes edited latents too."
         return latents @ self.W_dec + self.b_dec
 
+    def code(self,
+        x:Tensor, # vectors [...,D]
+    )->tuple: # latents [...,M], reconstruction [...,D]
+        "Both halves at once, for less than the two one after the other."
+        code = self.encode_topk(x)
+        return to_dense(code, self.d_sae), self.decode_topk(code)
+
     def forward(self, x): return self.decode_topk(self.encode_topk(x))
 
-# %% ../nbs/03_sae.ipynb #c17
+    def loss(self,
+        x:Tensor, # vectors [N,D]
+        target:Tensor|None=None, # what to reconstruct; x itself if None [N,D]
+    )->SAELoss:
+        "Mean normalised MSE, from the active latents alone."
+        code = self.encode_topk(x)
+        nmse = normalized_mse(self.decode_topk(code), x if target is None else target).mean()
+        active = code.values != 0
+        return SAELoss(nmse, nmse.detach(), code.indices[active].bincount(minlength=self.d_sae), active.sum(-1).float().mean())
+
+# %% ../nbs/03_sae.ipynb #c21
+class SAELoss(NamedTuple):
+    "What one SAE has to say about a batch of vectors."
+    loss: Tensor # to be minimised, scalar
+    nmse: Tensor # normalised MSE, mean over vectors, scalar
+    fired: Tensor # on how many vectors each latent was active [M]
+    l0: Tensor # active latents per vector, mean, scalar
+
 def to_dense(
     code:TopK, # active latents [...,K]
     d_sae:int, # number of latents, M
 )->Tensor: # [...,M]
     "Write the active latents into an array of zeros."
     return code.values.new_zeros(*code.values.shape[:-1], d_sae).scatter(-1, code.indices, code.values)
-
-# %% ../nbs/03_sae.ipynb #c23
-def normalized_mse(
-    recon:Tensor, # reconstruction [...,D]
-    x:Tensor, # what it should be [...,D]
-)->Tensor: # one value for each vector [...]
-    "`|recon - x|^2 / |x|^2` (the paper's Norm MSE); a zero vector counts as nearly zero, not as NaN."
-    return (recon - x).square().sum(-1) / x.square().sum(-1).clamp_min(1e-12)
-
-def fvu(
-    recon:Tensor, # reconstruction [...,D]
-    x:Tensor, # what it should be [...,D]
-)->Tensor: # scalar
-    "Fraction of variance unexplained: squared error over the squared distance from the mean vector."
-    x, recon = x.reshape(-1, x.shape[-1]), recon.reshape(-1, x.shape[-1])
-    return (recon - x).square().sum() / (x - x.mean(0)).square().sum()
-
-def l0(
-    latents:Tensor, # [...,M]
-)->Tensor: # one count for each vector [...]
-    "Number of non-zero latents."
-    return (latents != 0).sum(-1)
