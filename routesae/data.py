@@ -74,7 +74,7 @@ def _pick(record, field, place)->str|_Bad: # the document
     if not isinstance(record, Mapping): return _Bad('record without fields', f"{place}: the record is {type(record).__name__}, not an object; write each as {{\"{field}\": \"...\"}}")
     if field not in record: return _Bad('no such field', f"{place}: no field '{field}'; the record has {', '.join(map(str, record)) or 'no fields'}; name the right one with text_field")
     text = record[field]
-    if not isinstance(text, str): return _Bad('field is not text', f"{place}: field '{field}' holds {type(text).__name__}, not text; name another one with text_field")
+    if not isinstance(text, str): return _Bad('field is not text', f"{place}: field '{field}' holds {'null' if text is None else type(text).__name__}, not text; name another one with text_field")
     try: text.encode('utf-8')
     except UnicodeEncodeError: return _Bad('half a character', f"{place}: field '{field}' holds half of a surrogate pair, which is no character; mend the record")
     return text
@@ -155,7 +155,9 @@ def _kind(path)->tuple: # (reader or None, '' or '.gz' or '.zst')
 def _read_file(path, field): # iterator of documents and _Bad
     "The records of one local file. Raises `UserError` when it cannot be opened."
     reader, pack = _kind(path)
-    try: yield from reader(path, pack, field)
+    try:
+        if os.path.getsize(path): yield from reader(path, pack, field)
+        else: yield '' # an empty file is no damaged one
     except (EOFError, gzip.BadGzipFile, zlib.error) as e: yield _Bad('damaged file', f"{path}: damaged ({' '.join(str(e).split())}); get or pack it again")
     except OSError as e: raise UserError(f'{path}: cannot be read ({e.strerror}); check the file and its permissions') from None
 
@@ -215,7 +217,7 @@ def read_documents(
         else:
             n += 1
             yield item
-    if not n: raise UserError(f'{text}: holds no document (passed over: {skipped}); give a text with at least one')
+    if not n: raise UserError(f'{text}: is empty, it holds no document (passed over: {skipped}); give a text with at least one')
 
 # %% ../nbs/01_data.ipynb #c27
 def side_of(
@@ -603,6 +605,7 @@ def fetch_demo(
 def _prepare(cache, asset, fault, say):
     "Make one prepared folder."
     if fault != 'is missing': say(f'{asset.source.what} {fault}; preparing it again')
+    if (cache/asset.folder).is_file(): (cache/asset.folder).unlink()
     with atomic_path(cache/asset.folder, directory=True) as folder:
         source = _fetch_source(asset.source, cache/'downloads', say)
         say(f'preparing {asset.source.what}')
