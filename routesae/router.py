@@ -141,11 +141,14 @@ class RouteSAE(nn.Module):
         layers:tuple, # the blocks of the window, L of them
         routing:str='hard', # hard (the paper) or soft
         detach_target:bool=True, # no gradient through the loss's target
+        router_loss:str='top2', # what a learned hard router learns from: top2 (the better of its two likeliest layers) or paper (the factor p)
     ):
         super().__init__()
+        if router_loss not in ('top2', 'paper'): raise UserError(f"router_loss: '{router_loss}' is unknown; {nearest(router_loss, ('top2', 'paper'))}")
         if routing not in ('hard', 'soft'): raise UserError(f"routing: '{routing}' is unknown; {nearest(routing, ('hard', 'soft'))}")
         if router.n_layers != len(layers): raise UserError(f'layers: {len(layers)} given, but the router chooses from {router.n_layers}')
         self.router, self.sae, self.layers, self.routing, self.detach_target = router, sae, tuple(layers), routing, detach_target
+        self.compares = router_loss == 'top2' and routing == 'hard' and len(layers) > 1 and any(True for _ in router.parameters())
 
     @property
     def d_model(self): return self.sae.d_model
@@ -178,8 +181,24 @@ class RouteSAE(nn.Module):
         routed, routing = self.route(x)
         keep = torch.ones_like(routing.layer, dtype=torch.bool) if keep is None else keep
         if not keep.any(): raise UserError('keep: no token of this batch is left to train on')
-        routed, routing = routed[keep], Routing(*(t[keep] for t in routing))
-        return LossOutput(*self.sae.loss(routed, routed.detach() if self.detach_target else None), routing)
+        kept = Routing(*(t[keep] for t in routing))
+        routed = routed[keep].detach() if self.compares else routed[keep]
+        part = self.sae.loss(routed, routed.detach() if self.detach_target else None)
+        loss = part.loss + self.compare(x, keep, routing, part.nmse) if self.compares else part.loss
+        return LossOutput(loss, part.nmse.mean(), part.fired, part.l0, kept)
+
+    def compare(self,
+        x:Tensor, # normalised states [B,T,L,D]
+        keep:Tensor, # tokens that count [B,T] bool
+        routing:Routing, # of all tokens
+        error:Tensor, # normalised MSE at the chosen layer, for the tokens that count [N]
+    )->Tensor: # scalar
+        "The error to expect if the router drew between its two likeliest layers; its gradient reaches the router alone."
+        logits, slots = routing.logits[keep].topk(2, dim=-1)
+        with torch.no_grad():
+            runner_up = routing.weight[keep][:, None] * x[keep.nonzero(as_tuple=True) + (slots[:, 1],)]
+            errors = torch.stack([error, normalized_mse(self.sae(runner_up), runner_up)], -1)
+        return (logits.softmax(-1) * errors).sum(-1).mean()
 
     @torch.no_grad()
     def splice(self,
@@ -194,7 +213,7 @@ class RouteSAE(nn.Module):
         else: values = self.sae(routed)
         return Splice(values, nn.functional.one_hot(routing.layer, len(self.layers)).bool())
 
-# %% ../nbs/04_router.ipynb #c36
+# %% ../nbs/04_router.ipynb #c39
 @dataclass(frozen=True)
 class CoderConfig:
     "What a coder is made of; the defaults are the paper's sizes."
@@ -205,15 +224,16 @@ class CoderConfig:
     random_per:Literal['token', 'batch']='token' # the random method draws a layer for each token (paper) or batch (released code)
     relu:bool=True # drop negative activations after TopK (released code: no)
     detach_target:bool=True # no gradient through the target of the loss (released code: no)
+    router_loss:Literal['top2', 'paper']='top2' # a hard router learns from the errors at its two likeliest layers, or through the factor p (paper)
 
     def __post_init__(self):
         if not 0 < self.k <= self.d_sae: raise UserError(f'coder.k: {self.k} active latents out of coder.d_sae = {self.d_sae}; choose k between 1 and d_sae')
 
-# %% ../nbs/04_router.ipynb #c37
+# %% ../nbs/04_router.ipynb #c40
 METHODS = dict(
     topk=lambda c, layers, d: RouteSAE(FixedRouter(), TopKSAE(d, c.d_sae, c.k, c.relu), layers[-1:], detach_target=c.detach_target),
     random=lambda c, layers, d: RouteSAE(UniformRouter(len(layers), c.random_per), TopKSAE(d, c.d_sae, c.k, c.relu), layers, detach_target=c.detach_target),
-    routesae=lambda c, layers, d: RouteSAE(Router(len(layers), d, c.pool), TopKSAE(d, c.d_sae, c.k, c.relu), layers, c.routing, c.detach_target),
+    routesae=lambda c, layers, d: RouteSAE(Router(len(layers), d, c.pool), TopKSAE(d, c.d_sae, c.k, c.relu), layers, c.routing, c.detach_target, c.router_loss),
 )
 
 def make_coder(
@@ -229,7 +249,7 @@ def make_coder(
     coder.recipe = dict(method=method, layers=list(layers), d_model=d_model, coder=asdict(cfg)) # all that `load_coder` needs
     return coder
 
-# %% ../nbs/04_router.ipynb #c38
+# %% ../nbs/04_router.ipynb #c41
 def save_coder(
     coder:RouteSAE, # made by `make_coder`
     folder, # where to; replaced if it is there
@@ -242,7 +262,7 @@ def save_coder(
         (p/'config.json').write_text(json.dumps(coder.recipe | dict(about=about), indent=2) + '\n', encoding='utf-8')
     return Path(folder)
 
-# %% ../nbs/04_router.ipynb #c39
+# %% ../nbs/04_router.ipynb #c42
 def load_coder(
     folder, # a folder that `save_coder` wrote
     device='cpu', # where to put it
@@ -263,7 +283,7 @@ def load_coder(
     coder.about = recipe.get('about', {})
     return coder.to(device).eval().requires_grad_(False)
 
-# %% ../nbs/04_router.ipynb #c42
+# %% ../nbs/04_router.ipynb #c45
 class Trace(NamedTuple):
     "One sentence on its way through a coder."
     shapes: 'DataFrame' # one row for each stage: name, shape, what it is
@@ -290,7 +310,7 @@ def trace(
     shapes = pd.DataFrame([dict(stage=n, shape=str(list(t.shape)), dtype=str(t.dtype).removeprefix('torch.'), what=w) for n, t, w in stages])
     return Trace(shapes, pd.DataFrame(_token_rows(lm, coder, ids[0], out, top)))
 
-# %% ../nbs/04_router.ipynb #c43
+# %% ../nbs/04_router.ipynb #c46
 def _token_rows(lm, coder, ids, out, top):
     "What happened to each token."
     nmse, strongest = normalized_mse(out.recon, out.routed)[0].tolist(), out.latents[0].topk(min(top, coder.d_sae))

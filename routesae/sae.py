@@ -156,15 +156,15 @@ class TopKSAE(nn.Module):
     )->SAELoss:
         "Mean normalised MSE, from the active latents alone."
         code = self.encode_topk(x)
-        nmse = normalized_mse(self.decode_topk(code), x if target is None else target).mean()
+        error = normalized_mse(self.decode_topk(code), x if target is None else target)
         active = code.values != 0
-        return SAELoss(nmse, nmse.detach(), code.indices[active].bincount(minlength=self.d_sae), active.sum(-1).float().mean())
+        return SAELoss(error.mean(), error.detach(), code.indices[active].bincount(minlength=self.d_sae), active.sum(-1).float().mean())
 
 # %% ../nbs/03_sae.ipynb #c21
 class SAELoss(NamedTuple):
     "What one SAE has to say about a batch of vectors."
     loss: Tensor # to be minimised, scalar
-    nmse: Tensor # normalised MSE, mean over vectors, scalar
+    nmse: Tensor # normalised MSE of each vector [N]
     fired: Tensor # on how many vectors each latent was active [M]
     l0: Tensor # active latents per vector, mean, scalar
 

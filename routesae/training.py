@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 import torch
 from torch import nn, Tensor
-from .core import UserError, atomic_path, from_dict, load_config, nearest, provenance, save_config, set_seed, to_dict
+from .core import UserError, atomic_path, disk_is_full, from_dict, load_config, nearest, provenance, save_config, set_seed, to_dict
 from .data import DataConfig, TokenStream, batches
 from .activations import d_model_of, lm_fingerprint, load_lm, middle_layers, n_blocks, normalize, read_residual
 from .router import CoderConfig, LossOutput, make_coder, save_coder
@@ -56,13 +56,13 @@ class TrainConfig:
 
 # %% ../nbs/06_training.ipynb #c7
 PRESETS = {
-    'demo': dict(lm='demo', data=dict(text='demo', n_ctx=256, eval_fraction=0.05, seed=3), coder=dict(d_sae=4608, k=64), n_tokens=700_000, batch_size=8,
+    'demo': dict(lm='demo', data=dict(text='demo', n_ctx=256, eval_fraction=0.05, seed=3), coder=dict(d_sae=4608, k=64), n_tokens=700_000, batch_size=8, lr=1e-3,
                  dead_after=100_000, checkpoint_every=25, log_every=10),
     'llama-3.2-1b': dict(lm='meta-llama/Llama-3.2-1B-Instruct', data=dict(text='segyges/OpenWebText2', n_ctx=512), coder=dict(d_sae=16384, k=64), n_tokens=100_000_000, batch_size=64),
 }
 BEHAVIOURS = {
-    'improved': {'coder.relu': True, 'coder.detach_target': True, 'coder.random_per': 'token', 'norm_every': 1, 'special_tokens': False},
-    'official': {'coder.relu': False, 'coder.detach_target': False, 'coder.random_per': 'batch', 'norm_every': 10, 'special_tokens': True},
+    'improved': {'coder.relu': True, 'coder.detach_target': True, 'coder.router_loss': 'top2', 'coder.random_per': 'token', 'norm_every': 1, 'special_tokens': False},
+    'official': {'coder.relu': False, 'coder.detach_target': False, 'coder.router_loss': 'paper', 'coder.random_per': 'batch', 'norm_every': 10, 'special_tokens': True},
 }
 
 def preset(
@@ -295,6 +295,9 @@ def train(
     except UserError: # refused before the first step: leave nothing behind
         if fresh and not (run and run.progress.step): shutil.rmtree(out, ignore_errors=True)
         raise
+    except OSError as e:
+        if not disk_is_full(e, out): raise
+        raise UserError(f'{out}: the disk is full; the last checkpoint is whole: free some space and give the same command again') from e
     return out
 
 # %% ../nbs/06_training.ipynb #c35
