@@ -1,6 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both make .venv first, and both are cheap to run again.
 #   PYTHON=python3.12            the Python that .venv is made from (3.11 or newer)
-#   TOKENS=60000                 a shorter demo: this many training tokens instead of the preset's
+#   TOKENS=60000                 a shorter demo: this many training tokens, 10,000 to evaluate on, and no comparison
 #   TORCH_INDEX=URL              another package index for torch alone, such as PyTorch's own one of CPU builds
 PYTHON ?= python3
 TOKENS ?=
@@ -39,7 +39,7 @@ $(STAMP): settings.ini setup.py constraints.txt
 demo: setup ## train a RouteSAE and its TopK baseline on a small LM, evaluate both, compare with the expected table
 	$(BIN)/routesae fetch
 	$(BIN)/routesae train --preset demo --out $(RUN) $(if $(TOKENS),--n-tokens $(TOKENS))
-	$(BIN)/routesae evaluate $(RUN) $(if $(TOKENS),,--expect data/results/demo.csv)
+	$(BIN)/routesae evaluate $(RUN) $(if $(TOKENS),--n-tokens 10000,--expect data/results/demo.csv)
 
 test: setup ## run every check and every notebook; ONLY=name runs the checks whose name has it
 	@$(BIN)/python .ci/check.py $(if $(ONLY),--only $(ONLY))

@@ -247,7 +247,7 @@ def run_notebook(tree, path, flags=()):
 
 # ---------------------------------------------------------------- the demo, small, end to end
 
-SMALL = ["--preset", "demo", "--n-tokens", "24576", "--coder.d-sae", "512", "--checkpoint-every", "2"]
+SMALL = ["--preset", "demo", "--n-tokens", "8192", "--data.n-ctx", "128", "--batch-size", "4", "--coder.d-sae", "512", "--checkpoint-every", "4"]
 
 
 def weights(run):
@@ -279,7 +279,7 @@ def check_resume(tree):
     again = time.perf_counter()
     sh(tree, *command)
     again = time.perf_counter() - again
-    sh(tree, BIN / "routesae", "evaluate", cut)
+    sh(tree, BIN / "routesae", "evaluate", cut, "--n-tokens", "2048")
     rows = (cut / "results.csv").read_text().strip().splitlines()
     header = rows[0].split(",")
     methods = {row.split(",")[header.index("method")] for row in rows[1:]}
