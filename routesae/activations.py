@@ -281,9 +281,10 @@ def normalize(
     mean = x.mean(-1, keepdim=True)
     centred = x - mean
     rest = centred.mean(-1, keepdim=True) # the mean's rounding error: not small beside eps
-    centred = centred - rest
-    std = centred.std(-1, keepdim=True)
-    return centred / (std + eps), NormStats(mean + rest, std)
+    centred -= rest
+    std = torch.linalg.vector_norm(centred, dim=-1, keepdim=True) / (x.shape[-1] - 1)**.5
+    scale = torch.mul if centred.requires_grad else torch.Tensor.mul_ # in place where no gradient asks for the old values
+    return scale(centred, 1/(std + eps)), NormStats(mean + rest, std)
 
 def denormalize(
     x:Tensor, # normalised [...,D]
@@ -293,7 +294,7 @@ def denormalize(
     "$\\hat x (\\sigma + \\epsilon) + \\mu$: the inverse of `normalize`."
     return x * (stats.std + eps) + stats.mean
 
-# %% ../nbs/02_activations.ipynb #c53
+# %% ../nbs/02_activations.ipynb #c54
 class LM(NamedTuple):
     "A language model, ready to be read."
     model: nn.Module # transformers causal LM, in evaluation mode, weights frozen
@@ -315,7 +316,7 @@ def best_dtype(
         fast = bool(has.get('avx512_bf16') or has.get('amx_bf16') or has.get('amx_tile'))
     return torch.bfloat16 if fast else torch.float32
 
-# %% ../nbs/02_activations.ipynb #c54
+# %% ../nbs/02_activations.ipynb #c55
 def load_lm(
     name:str='demo', # 'demo', a folder, or a hub id such as 'meta-llama/Llama-3.2-1B-Instruct'
     dtype:str='auto', # auto, float32, bfloat16 or float16
@@ -343,7 +344,7 @@ def _path_of(name):
     if looks_local and not path.is_dir(): raise UserError(f"{path}: no such model folder; check the path, or give a hub id such as 'org/name', or 'demo'")
     return str(path) if path.is_dir() else str(name)
 
-# %% ../nbs/02_activations.ipynb #c55
+# %% ../nbs/02_activations.ipynb #c56
 def _first_line(e): return (str(e).strip().splitlines() or [type(e).__name__])[0]
 
 def _from_pretrained(name, path, dtype, revision):
@@ -361,7 +362,7 @@ def _from_pretrained(name, path, dtype, revision):
     if absent: raise UserError(f'{name}: {len(absent)} weights are missing or of another shape, the first is {absent[0]}; the file is not whole, fetch the model again')
     return model, tokenizer
 
-# %% ../nbs/02_activations.ipynb #c60
+# %% ../nbs/02_activations.ipynb #c61
 def lm_fingerprint(
     model:nn.Module, # a transformers causal LM
 )->str: # 12 hexadecimal digits
