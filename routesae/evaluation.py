@@ -26,9 +26,10 @@ __all__ = ['kl_nats', 'ce_nats', 'loss_recovered', 'divergences', 'Coded', 'code
 def kl_nats(
     log_p:Tensor, # the model's own log-probabilities [N,V] fp32
     log_q:Tensor, # after splicing [N,V] fp32
+    p:Tensor|None=None, # exp(log_p), if it is there already [N,V]
 )->Tensor: # nats [N]
     r"$\mathrm{KL}(p \| q) = \sum_v p_v (\log p_v - \log q_v)$."
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
+    return (log_p - log_q).mul_(log_p.exp() if p is None else p).sum(-1)
 
 def ce_nats(
     log_q:Tensor, # log-probabilities [N,V]
@@ -54,19 +55,25 @@ def divergences(
     clean:Tensor, # final hidden states of the clean pass [N,D]
     spliced:dict, # name -> final hidden states of a spliced pass [N,D]
     targets:Tensor, # the token that came next, -1 where the window ends [N]
-    chunk:int=256, # positions unembedded at a time
+    chunk:int|None=None, # positions unembedded at a time; None: what 64 MB of logits hold, 1 GB on a GPU
 )->tuple: # clean CE [N], name -> KL [N], name -> CE [N]; all in nats, fp32
     "KL to the clean pass and cross-entropy at each position, in pieces that keep memory at chunk x V."
-    ce, kl, ce_spliced = [], {name: [] for name in spliced}, {name: [] for name in spliced}
-    for at in torch.arange(len(clean), device=clean.device).split(chunk):
+    different = {id(f): f for f in spliced.values()} # two names may share a pass
+    ce, out = [], {i: [] for i in different}
+    for at in torch.arange(len(clean), device=clean.device).split(chunk or _chunk_for(model)) if len(clean) else ():
         log_p = unembed(model, clean[at]).float().log_softmax(-1)
         ce.append(ce_nats(log_p, targets[at]))
-        for name, final in spliced.items():
+        p = log_p.exp()
+        for i, final in different.items():
             log_q = unembed(model, final[at]).float().log_softmax(-1)
-            kl[name].append(kl_nats(log_p, log_q))
-            ce_spliced[name].append(ce_nats(log_q, targets[at]))
-    cat = lambda parts: torch.cat(parts) if parts else clean.new_zeros(0, dtype=torch.float32)
-    return cat(ce), {n: cat(v) for n, v in kl.items()}, {n: cat(v) for n, v in ce_spliced.items()}
+            out[i].append((kl_nats(log_p, log_q, p), ce_nats(log_q, targets[at])))
+    empty = clean.new_zeros(0, dtype=torch.float32)
+    kl, ce_spliced = ({i: torch.cat([empty, *(o[j] for o in parts)]) for i, parts in out.items()} for j in (0, 1))
+    return torch.cat([empty, *ce]), {n: kl[id(f)] for n, f in spliced.items()}, {n: ce_spliced[id(f)] for n, f in spliced.items()}
+
+def _chunk_for(model)->int:
+    "Positions whose fp32 logits fill 64 MB, or 1 GB on a GPU."
+    return max(1, 2**(26 if model.device.type == 'cpu' else 30) // (4*model.config.get_text_config().vocab_size))
 
 # %% ../nbs/07_evaluation.ipynb #c16
 class Coded(NamedTuple):
@@ -152,7 +159,7 @@ def measure_batch(
     coders:dict, # name -> coder
     batch, # `.tokens` [B,T], `.keep` [B,T]
     scales=('p', 'none'), # splice scales, S of them
-    chunk:int=256, # positions unembedded at a time
+    chunk:int|None=None, # positions unembedded at a time
 )->dict: # name -> TokenMetrics
     "Every figure of every coder, token by token, from one clean pass."
     device = lm.model.device
@@ -163,7 +170,7 @@ def measure_batch(
     for name, coder in coders.items():
         x = clean.x[:, :, [layers.index(i) for i in coder.layers]]
         c = Coded(*map(torch.stack, zip(*(code_window(coder, *window, scales) for window in zip(x, tokens, keep)))))
-        finals |= {(name, k): f[keep] for k, f in _spliced(lm.model, tokens, coder.layers, x, c).items()}
+        finals |= {(name, k): f for k, f in _spliced(lm.model, tokens, keep, coder.layers, x, c).items()}
         coded[name] = c._replace(values=None)
     following = F.pad(tokens[:, 1:], (0, 1), value=-1)[keep]
     ce, kl, ce_spliced = divergences(lm.model, clean.final[keep], finals, following, chunk)
@@ -177,13 +184,13 @@ def all_layers(
     return sorted({i for coder in coders.values() for i in coder.layers})
 
 # %% ../nbs/07_evaluation.ipynb #c24
-def _spliced(model, tokens, layers, x, coded):
-    "Final hidden states for each scale, and for zeros at the same places. Scales that give the same values share a pass."
-    finals = {}
+def _spliced(model, tokens, keep, layers, x, coded):
+    "Final hidden states of the kept tokens for each scale, and for zeros at the same places. Scales that give the same values share a pass."
+    finals, pass_ = {}, lambda values: splice(model, tokens, layers, x, values, coded.where)[keep]
     for s in range(coded.values.shape[1]):
         same = next((r for r in range(s) if torch.equal(coded.values[:, r], coded.values[:, s])), None)
-        finals[s] = splice(model, tokens, layers, x, coded.values[:, s], coded.where) if same is None else finals[same]
-    return finals | {'zero': splice(model, tokens, layers, x, x.new_zeros(*x.shape[:2], 1), coded.where)}
+        finals[s] = finals[same] if same is not None else pass_(coded.values[:, s])
+    return finals | {'zero': pass_(x.new_zeros(*x.shape[:2], 1))}
 
 def _per_token(coded, keep, **downstream):
     "Only the tokens that count, window after window."
@@ -236,18 +243,18 @@ def evaluate(
     batches, # held-out text: iterable with `.tokens` [B,T], `.keep` [B,T]
     scales=('p', 'none'), # splice scales
     n_tokens:int|None=None, # stop when this many tokens have been read; all if None
-    chunk:int=256, # positions unembedded at a time
+    chunk:int|None=None, # positions unembedded at a time
     progress:bool=True, # a line of text now and then, on standard error
 )->Evaluation:
     "Reconstruction, sparsity, downstream cost and routing of several coders on the same tokens."
     coders = {name: coder.to(lm.model.device) for name, coder in coders.items()}
     totals, bar, windows = {name: Totals() for name in coders}, _Progress(n_tokens, progress), 0
     for batch in batches:
-        if n_tokens and bar.done >= n_tokens: break
         if not windows: check_splice(lm.model, batch.tokens[:1], all_layers(coders))
         windows += len(batch.tokens)
         for name, m in measure_batch(lm, coders, batch, scales, chunk).items(): totals[name].update(m, batch.tokens.shape)
         bar.update(batch.tokens.numel())
+        if n_tokens and bar.done >= n_tokens: break
     if not windows: raise UserError('evaluate: the held-out text gives no window of tokens; use a longer text or a larger data.eval_fraction')
     n = int(next(iter(totals.values())).sums['n'])
     return Evaluation(_results(coders, totals, scales), _routing(coders, totals), dict(n_tokens=n, n_read=bar.done, n_windows=windows, seconds=round(bar.seconds, 1)))
@@ -301,15 +308,15 @@ class _Progress:
 @dataclass(frozen=True)
 class EvalConfig:
     "How a run is evaluated."
-    n_tokens:int=40_000 # length of the evaluation, in tokens of held-out text read
+    n_tokens:int=20_000 # length of the evaluation, in tokens of held-out text read
     batch_size:int=8 # windows in a pass of the language model
     scales:tuple[Literal['p', 'none'], ...]=('p', 'none') # splice scales: code p x as trained, or x itself as in the paper's figures
-    chunk:int=256 # positions whose logits are held at a time
+    chunk:int|None=None # positions whose logits are held at a time; none: what 64 MB hold, 1 GB on a GPU
     device:Literal['auto', 'cpu', 'cuda']='auto' # where to compute
 
     def __post_init__(self):
         for name in 'n_tokens', 'batch_size', 'chunk':
-            if getattr(self, name) < 1: raise UserError(f'{name}: {getattr(self, name)} is too small; choose at least 1')
+            if getattr(self, name) is not None and getattr(self, name) < 1: raise UserError(f'{name}: {getattr(self, name)} is too small; choose at least 1')
         if not self.scales or set(self.scales) - {'p', 'none'}: raise UserError(f"scales: {' '.join(self.scales) or 'nothing'}; choose p, none, or both")
 
 # %% ../nbs/07_evaluation.ipynb #c47
