@@ -308,7 +308,7 @@ class _Progress:
 @dataclass(frozen=True)
 class EvalConfig:
     "How a run is evaluated."
-    n_tokens:int=20_000 # length of the evaluation, in tokens of held-out text read
+    n_tokens:int=24_000 # length of the evaluation, in tokens of held-out text read
     batch_size:int=8 # windows in a pass of the language model
     scales:tuple[Literal['p', 'none'], ...]=('p', 'none') # splice scales: code p x as trained, or x itself as in the paper's figures
     chunk:int|None=None # positions whose logits are held at a time; none: what 64 MB hold, 1 GB on a GPU
