@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 WORKERS = 2  # notebooks at a time, each with one thread
-MODULE_BUDGET_S = 240  # all module notebooks together, on two cores
+MODULE_BUDGET_S = 240  # all module notebooks together, on two quiet cores; twice that fails, since machines are shared
 MAX_NOTEBOOK_BYTES = 500_000
 
 
@@ -353,8 +353,8 @@ def run_all(tree, step, args):
     seconds = time.perf_counter() - start
     if not args.only:
         def in_time():
-            fail_if([f"{seconds:.0f} s; the limit is {MODULE_BUDGET_S} s on two cores"] if seconds > MODULE_BUDGET_S else [])
-            return f"{len(modules)} module notebooks in {seconds:.0f} s"
+            fail_if([f"{seconds:.0f} s; {MODULE_BUDGET_S} s is the target on two cores, twice that the limit"] if seconds > 2 * MODULE_BUDGET_S else [])
+            return f"{len(modules)} module notebooks in {seconds:.0f} s; the target is {MODULE_BUDGET_S} s"
 
         step("modules-time", in_time)
     with ThreadPoolExecutor(WORKERS) as pool:
