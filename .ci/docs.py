@@ -141,6 +141,7 @@ def relink(text, page, names, site, blob):
         return before + os.path.relpath(names.get(path[4:], path[4:]), folder)
 
     text = re.sub(r"```python\ndef \w+\(\n    \*args, \*\*kwargs\n\):\n```\n", "", text)  # says nothing; the source below has the fields
+    text = re.sub(r"\[(`[\w.]*\b_\w+`)\]\([^)]*\)", r"\1", text)  # nbdev links private names too, which have no place on a page
     return LINK.sub(move, text).replace(site, os.path.relpath(".", folder) + "/")
 
 
