@@ -113,6 +113,7 @@ def stage(rename):
     site = cfg.doc_host.rstrip("/") + "/" + cfg.doc_baseurl.strip("/") + "/"
     for path, notebook in pages.items():
         for cell in notebook["cells"]:
+            join_streams(cell)
             texts = [cell] if cell["cell_type"] in ("markdown", "raw") else [o["data"] for o in cell.get("outputs", []) if "text/markdown" in o.get("data", {})]
             for box in texts:
                 key = "source" if box is cell else "text/markdown"
@@ -125,6 +126,18 @@ def stage(rename):
     for old, new in names.items():
         sidebar = re.sub(rf"(?<![\w/]){re.escape(old)}(?!\w)", new, sidebar)
     (STAGE / "sidebar.yml").write_text(sidebar, encoding="utf-8")
+
+
+def join_streams(cell):
+    "What a cell printed in several goes, as one block."
+    outs = []
+    for out in cell.get("outputs", []):
+        if outs and out["output_type"] == outs[-1]["output_type"] == "stream" and out["name"] == outs[-1]["name"]:
+            outs[-1]["text"] = "".join(outs[-1]["text"]) + "".join(out["text"])
+        else:
+            outs.append(out)
+    if "outputs" in cell:
+        cell["outputs"] = outs
 
 
 def relink(text, page, names, site, blob):
