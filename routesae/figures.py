@@ -157,8 +157,9 @@ def _draw_methods(ax, table, x, y, order):
     for m in [m for m in order if m in set(found.method)]:
         mark = mark_of(m)
         for i, (scale, part) in enumerate(by_scale(found[found.method == m], x, y).items()):
+            look = dict(ms=1.6*mark.size, mfc='none', zorder=2.5) if i else dict(ms=mark.size, zorder=3) # a hollow marker still shows around a filled one
             line = 'none' if len(part) == 1 else '--' if i else '-'
-            ax.plot(part[x], part[y], color=mark.colour, marker=mark.marker, ms=mark.size, mfc='white' if i else mark.colour, ls=line, clip_on=False, zorder=3, label=mark.label + scale)
+            ax.plot(part[x], part[y], color=mark.colour, marker=mark.marker, ls=line, clip_on=False, label=mark.label + scale, **look)
             if len(part) == 1: lone.append((part[y].item(), part[x].item(), mark.colour))
     for m in [m for m in order if m not in set(found.method)]: _absent(ax, mark_of(m), 'no value' if (table.method == m).any() else 'not in the table')
     return lone
@@ -169,9 +170,9 @@ def _absent(ax, mark, why='not in the table'):
 
 def _label_points(ax, points, gap=.045):
     "Write each point's value to its right; labels that would touch are moved apart, in the order of the points."
-    low, high = ax.get_ylim()
-    at = -1.
+    (low, high), at, said = ax.get_ylim(), -1., None
     for y, x, colour in sorted(points):
+        if said == (said := (f'{y:.3g}', colour)): continue # two splice scales that agree in what is written
         at = max((y - low)/(high - low), at + gap)
         ax.annotate(f'{y:.3g}', (x, y), (9, (at*(high - low) + low)), textcoords=('offset points', 'data'), color=colour, fontsize=8, va='center')
 
@@ -210,10 +211,9 @@ def plot_routing_profile(
 
 # %% ../nbs/13_figures.ipynb #c33
 def _decade_below(tables, methods):
-    "A power of ten under every positive value, with room for the marks of zero."
-    values = pd.concat([t.loc[t.method.isin(methods), [c for c in ('share', 'mean_p') if c in t]].stack() for t in tables])
-    positive = values[values > 0]
-    return 10.**min(math.floor(math.log10(positive.min()*.7)) if len(positive) else -1, -1)
+    "A power of ten under every positive share."
+    shares = pd.concat([t.share[t.method.isin(methods) & (t.share > 0)] for t in tables])
+    return 10.**min(math.floor(math.log10(shares.min()*.7)) if len(shares) else -1, -1)
 
 def _draw_profile(ax, table, methods, floor):
     "Filled markers for the share, hollow ones for the mean of p, marks at the foot for zero."
@@ -226,13 +226,20 @@ def _draw_profile(ax, table, methods, floor):
         never = rows[rows.share <= 0]
         ax.plot(rows.h, rows.share.where(rows.share > 0), color=mark.colour, marker=mark.marker, ms=mark.size, clip_on=False, zorder=3, label=f'{mark.label}: share')
         if len(never): ax.plot(never.h, [floor]*len(never), ls='none', marker='|', ms=9, mew=2.5, color=mark.colour, clip_on=False, label=f'{mark.label}: never chosen')
-        if 'mean_p' in rows: ax.plot(rows.h, rows.mean_p.where(rows.mean_p > 0), color='#222222', marker='o', ms=4, mfc='white', lw=.9, ls='--', label=f'{mark.label}: mean p')
+        if 'mean_p' in rows: _draw_mean_p(ax, rows, mark.label, floor)
         ax.axhline(1/len(rows), color='#999999', lw=.8, zorder=1, label='even spread, 1/L')
         ax.set_xticks(rows.h)
+
+def _draw_mean_p(ax, rows, label, floor):
+    "Hollow circles; where p lies under the axis, the line leaves it and an arrow head stays."
+    look = dict(color='#222222', mfc='white', lw=.9, mew=.9, zorder=4)
+    ax.plot(rows.h, rows.mean_p.clip(lower=floor*1e-9), marker='o', ms=4, ls='--', label=f'{label}: mean p', **look)
+    under = rows[rows.mean_p < floor]
+    if len(under): ax.plot(under.h, [floor*1.9]*len(under), marker='v', ms=4.5, ls='none', label=f'{label}: mean p below the axis', **look)
 
 def _shared_legend(fig, axes):
     "One legend for all panels, under them."
     entries = {label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels())}
     last = [label for label in entries if label.startswith('even')]
     for label in last: entries[label] = entries.pop(label)
-    fig.legend(entries.values(), entries, loc='outside lower center', ncols=min(len(entries), 4))
+    fig.legend(entries.values(), entries, loc='outside lower center', ncols=len(entries) if len(entries) < 5 else -(-len(entries)//2))
