@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal, get_type_hints
 import tyro
 import routesae
-from .core import UserError, atomic_path, from_dict, nearest, project_dir, read_dict, save_config, to_dict
+from .core import UserError, atomic_path, disk_is_full, from_dict, nearest, project_dir, read_dict, save_config, to_dict
 
 # %% auto #0
 __all__ = ['HELP', 'LABELS', 'TOLERANCES', 'COMMANDS', 'FetchOptions', 'TrainOptions', 'EvaluateOptions', 'TraceOptions', 'parse',
@@ -434,8 +434,7 @@ def disk_trouble(
     e:Exception,
 )->str|None: # a line, if it is about the disk
     "What the system said about a file that cannot be written."
-    full = getattr(e, 'errno', None) in (errno.ENOSPC, errno.EDQUOT) or 'No space left on device' in str(e)
-    if full: return f"{getattr(e, 'filename', None) or 'writing'}: the disk is full; free some space and run the same command again"
+    if disk_is_full(e, Path.cwd()): return f"{getattr(e, 'filename', None) or 'writing'}: the disk is full; free some space and run the same command again"
     if getattr(e, 'errno', None) in (errno.EACCES, errno.EPERM, errno.EROFS) and e.filename: return f'{e.filename}: {e.strerror}; choose a place that can be written'
 
 def no_loading_bars():
