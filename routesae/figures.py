@@ -168,6 +168,7 @@ def _absent(ax, mark, why='not in the table'):
     "A grey entry for the legend: looked for, not found."
     ax.plot([], [], marker=mark.marker, ms=mark.size, color='#BBBBBB', mfc='white', ls='none', label=f'{mark.label}: {why}')
 
+# %% ../nbs/13_figures.ipynb #c25
 def _label_points(ax, points, gap=.045):
     "Write each point's value to its right; labels that would touch are moved apart, in the order of the points."
     (low, high), at, said = ax.get_ylim(), -1., None
@@ -184,7 +185,7 @@ def _finish_axes(ax, title, table, tables, x, y):
     ax.set(xlim=(xs.min() - pad, xs.max() + pad), ylim=(low, high + .15*(high - low or 1)), xlabel=AXIS_LABELS.get(x, x), ylabel=AXIS_LABELS.get(y, y), title=title)
     ax.legend(loc='upper center', bbox_to_anchor=(.5, -.16), ncols=2)
 
-# %% ../nbs/13_figures.ipynb #c32
+# %% ../nbs/13_figures.ipynb #c33
 def plot_routing_profile(
     training:pd.DataFrame, # one row per coder and layer: method, h, share, and mean_p where it is known
     evaluation:pd.DataFrame, # the same for held-out text
@@ -209,7 +210,7 @@ def plot_routing_profile(
         plt.close(fig)
     return fig
 
-# %% ../nbs/13_figures.ipynb #c33
+# %% ../nbs/13_figures.ipynb #c34
 def _decade_below(tables, methods):
     "A power of ten under every positive share."
     shares = pd.concat([t.share[t.method.isin(methods) & (t.share > 0)] for t in tables])
@@ -230,6 +231,7 @@ def _draw_profile(ax, table, methods, floor):
         ax.axhline(1/len(rows), color='#999999', lw=.8, zorder=1, label='even spread, 1/L')
         ax.set_xticks(rows.h)
 
+# %% ../nbs/13_figures.ipynb #c35
 def _draw_mean_p(ax, rows, label, floor):
     "Hollow circles; where p lies under the axis, the line leaves it and an arrow head stays."
     look = dict(color='#222222', mfc='white', lw=.9, mew=.9, zorder=4)
