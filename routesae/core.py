@@ -69,6 +69,7 @@ def disk_is_full(
 )->bool:
     "Whether a failure is that of a full disk. Libraries in other languages pass the system's error on as text, or only say that a write failed."
     if getattr(e, 'errno', None) == errno.ENOSPC or 'No space left on device' in str(e): return True
+    if isinstance(e, RuntimeError) and ('unexpected pos' in str(e) or 'iostream error' in str(e)): return True # torch.save came up short
     return isinstance(e, (OSError, RuntimeError)) and 'writ' in str(e) and shutil.disk_usage(folder).free < 1 << 20
 
 # %% ../nbs/00_core.ipynb #c18
