@@ -10,7 +10,7 @@ from torch import nn, Tensor
 from .core import UserError
 
 # %% auto #0
-__all__ = ['TopK', 'segment_sum', 'sparse_encode', 'sparse_decode', 'normalized_mse', 'fvu', 'l0', 'TopKSAE', 'SAELoss',
+__all__ = ['TopK', 'pair_sum', 'sparse_encode', 'sparse_decode', 'normalized_mse', 'fvu', 'l0', 'SAE', 'TopKSAE', 'SAELoss',
            'to_dense']
 
 # %% ../nbs/03_sae.ipynb #c8
@@ -20,17 +20,16 @@ class TopK(NamedTuple):
     indices: Tensor # which latents, 0..M-1 [...,K]
 
 # %% ../nbs/03_sae.ipynb #c9
-def segment_sum(
-    indices:Tensor, # latents, 0..M-1 [N,K]
-    weights:Tensor, # one coefficient for each pair [N,K]
-    vectors:Tensor, # one vector for each token [N,D]
-    n:int, # number of latents M
-)->Tensor: # [M,D]
-    "Row m is the sum of `weights[i,j] * vectors[i]` over all pairs with `indices[i,j] == m`."
-    flat = indices.reshape(-1)
-    order = flat.argsort(stable=True)
-    count = torch.bincount(flat, minlength=n)
-    return F.embedding_bag(order // indices.shape[-1], vectors, count.cumsum(0) - count, mode='sum', per_sample_weights=weights.reshape(-1)[order])
+def pair_sum(
+    groups:Tensor, # the row that each pair is added to, 0..n-1 [P]
+    members:Tensor, # the vector of each pair [P]
+    weights:Tensor, # its coefficient [P]
+    vectors:Tensor, # [*,D]
+    n:int, # number of rows
+)->Tensor: # [n,D]
+    "Row g is the sum of `weights[p] * vectors[members[p]]` over the pairs with `groups[p] == g`."
+    order, count = groups.argsort(stable=True), torch.bincount(groups, minlength=n)
+    return F.embedding_bag(members[order], vectors, count.cumsum(0) - count, mode='sum', per_sample_weights=weights[order])
 
 # %% ../nbs/03_sae.ipynb #c11
 class _SparseEncode(torch.autograd.Function):
@@ -47,8 +46,10 @@ class _SparseEncode(torch.autograd.Function):
         x, W_enc, indices = ctx.saved_tensors
         dvalues, M = dvalues.contiguous(), len(W_enc)
         dx = F.embedding_bag(indices, W_enc, mode='sum', per_sample_weights=dvalues) if ctx.needs_input_grad[0] else None
-        dW = segment_sum(indices, dvalues, x, M) if ctx.needs_input_grad[1] else None
-        db = x.new_zeros(M).index_add_(0, indices.reshape(-1), dvalues.reshape(-1)) if ctx.needs_input_grad[2] else None
+        latents, weights = indices.reshape(-1), dvalues.reshape(-1)
+        tokens = torch.arange(len(x), device=x.device).repeat_interleave(indices.shape[-1])
+        dW = pair_sum(latents, tokens, weights, x, M) if ctx.needs_input_grad[1] else None
+        db = x.new_zeros(M).index_add_(0, latents, weights) if ctx.needs_input_grad[2] else None
         return dx, dW, db, None
 
 # %% ../nbs/03_sae.ipynb #c12
@@ -91,7 +92,46 @@ def l0(
     return (latents != 0).sum(-1)
 
 # %% ../nbs/03_sae.ipynb #c20
-class TopKSAE(nn.Module):
+class SAE(nn.Module):
+    "What every sparse autoencoder here shares: a row of encoder and decoder for each latent, and two biases."
+    def __init__(self,
+        d_model:int, # width of the vectors, D
+        d_sae:int, # number of latents, M
+        k:int, # active latents per vector, K
+    ):
+        super().__init__()
+        if not 0 < k <= d_sae: raise UserError(f'k: {k} active latents out of d_sae = {d_sae}; choose k between 1 and d_sae')
+        self.d_model, self.d_sae, self.k = d_model, d_sae, k
+        self.W_enc = nn.Parameter(torch.empty(d_sae, d_model).uniform_(-1, 1) / d_model**.5)
+        self.W_dec = nn.Parameter(self.W_enc.detach().clone())
+        self.b_enc, self.b_dec = nn.Parameter(torch.zeros(d_sae)), nn.Parameter(torch.zeros(d_model))
+        self.normalize_decoder()
+
+    def extra_repr(self): return f'd_model={self.d_model}, d_sae={self.d_sae}, k={self.k}'
+
+    @torch.no_grad()
+    def normalize_decoder(self):
+        "Bring every decoder row to unit norm; a row of zeros stays."
+        self.W_dec.div_(self.W_dec.norm(dim=-1, keepdim=True).clamp_min(1e-12))
+
+    def start(self,
+        x:Tensor, # the first vectors that it will learn from [N,D]
+    ):
+        "Called once, before the first step; an SAE that starts from the data overrides it."
+
+    def after_step(self,
+        l0:Tensor, # active latents per vector in the step, mean, scalar
+    ):
+        "Called after each step; an SAE that steers itself overrides it."
+
+    def decode(self,
+        latents:Tensor, # any latents, dense [...,M]
+    )->Tensor: # reconstruction [...,D]
+        "`latents W_dec + b_dec`; takes edited latents too."
+        return latents @ self.W_dec + self.b_dec
+
+# %% ../nbs/03_sae.ipynb #c21
+class TopKSAE(SAE):
     "TopK sparse autoencoder over single vectors (Gao et al. 2024, arXiv 2406.04093); the shared SAE of RouteSAE, equations 9 to 11."
     def __init__(self,
         d_model:int, # width of the vectors, D
@@ -99,20 +139,10 @@ class TopKSAE(nn.Module):
         k:int, # active latents per vector, K
         relu:bool=True, # drop negative activations after TopK
     ):
-        super().__init__()
-        if not 0 < k <= d_sae: raise UserError(f'k: {k} active latents out of d_sae = {d_sae}; choose k between 1 and d_sae')
-        self.d_model, self.d_sae, self.k, self.relu = d_model, d_sae, k, relu
-        self.W_enc = nn.Parameter(torch.empty(d_sae, d_model).uniform_(-1, 1) / d_model**.5)
-        self.W_dec = nn.Parameter(self.W_enc.detach().clone())
-        self.b_enc, self.b_dec = nn.Parameter(torch.zeros(d_sae)), nn.Parameter(torch.zeros(d_model))
-        self.normalize_decoder()
+        super().__init__(d_model, d_sae, k)
+        self.relu = relu
 
-    def extra_repr(self): return f'd_model={self.d_model}, d_sae={self.d_sae}, k={self.k}, relu={self.relu}'
-
-    @torch.no_grad()
-    def normalize_decoder(self):
-        "Bring every decoder row to unit norm; a row of zeros stays."
-        self.W_dec.div_(self.W_dec.norm(dim=-1, keepdim=True).clamp_min(1e-12))
+    def extra_repr(self): return f'{super().extra_repr()}, relu={self.relu}'
 
     def encode_topk(self,
         x:Tensor, # vectors [...,D]
@@ -135,12 +165,6 @@ class TopKSAE(nn.Module):
         "All latents, zeros included."
         return to_dense(self.encode_topk(x), self.d_sae)
 
-    def decode(self,
-        latents:Tensor, # any latents, dense [...,M]
-    )->Tensor: # reconstruction [...,D]
-        "`latents W_dec + b_dec`; takes edited latents too."
-        return latents @ self.W_dec + self.b_dec
-
     def code(self,
         x:Tensor, # vectors [...,D]
     )->tuple: # latents [...,M], reconstruction [...,D]
@@ -160,7 +184,7 @@ class TopKSAE(nn.Module):
         active = code.values != 0
         return SAELoss(error.mean(), error.detach(), code.indices[active].bincount(minlength=self.d_sae), active.sum(-1).float().mean())
 
-# %% ../nbs/03_sae.ipynb #c21
+# %% ../nbs/03_sae.ipynb #c22
 class SAELoss(NamedTuple):
     "What one SAE has to say about a batch of vectors."
     loss: Tensor # to be minimised, scalar
