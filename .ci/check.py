@@ -251,7 +251,7 @@ SMALL = ["--preset", "demo", "--n-tokens", "8192", "--data.n-ctx", "128", "--bat
 
 
 def weights(run):
-    return {p.relative_to(run): p.read_bytes() for p in sorted(run.rglob("*.safetensors")) if "checkpoint" not in p.relative_to(run).parts}
+    return {p.relative_to(run): p.read_bytes() for p in sorted(run.rglob("*.safetensors")) if "training" not in p.relative_to(run).parts}
 
 
 def check_resume(tree):
@@ -263,7 +263,7 @@ def check_resume(tree):
     with open(tree.parent / "cut.log", "w") as log:
         running = subprocess.Popen(command, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         give_up = time.time() + 300
-        while running.poll() is None and time.time() < give_up and not (cut / "checkpoint").exists():
+        while running.poll() is None and time.time() < give_up and not list(cut.glob("training/*/checkpoint")):
             time.sleep(0.05)
         time.sleep(0.5)  # into the steps after the checkpoint
         running.send_signal(signal.SIGKILL)

@@ -9,8 +9,11 @@ _modules = {
     "data": "DataConfig TokenStream batches fetch_demo",
     "activations": "load_lm middle_layers read_residual replace_residual normalize denormalize",
     "sae": "TopKSAE",
-    "router": "CoderConfig Router FixedRouter UniformRouter RouteSAE make_coder save_coder load_coder trace",
+    "router": "Router FixedRouter UniformRouter RouteSAE trace",
+    "baselines": "ReLUSAE GatedSAE JumpReLUSAE BatchTopKSAE Crosscoder MLSAE",
+    "coders": "CoderConfig make_coder save_coder load_coder",
     "training": "TrainConfig train",
+    "sweep": "read_sweep",
     "evaluation": "evaluate evaluate_run",
 }
 _where = {name: module for module, names in _modules.items() for name in names.split()}

@@ -87,9 +87,11 @@ class L0Controller(nn.Module):
         integral:float=0.05, # g_i, per step
         proportional:float=1.0, # g_p
         smooth:float=0.8, # share of the old value in the running mean of L0
+        lead:float=2., # how many times the target is wanted at the start
+        settle:float=0.1, # share of training after which the target itself is wanted
     ):
         super().__init__()
-        self.target, self.integral, self.proportional, self.smooth = target, integral, proportional, smooth
+        self.target, self.integral, self.proportional, self.smooth, self.lead, self.settle = target, integral, proportional, smooth, lead, settle
         self.register_buffer('log_penalty', torch.tensor(math.log(penalty), dtype=torch.float64))
         self.register_buffer('l0', torch.tensor(0., dtype=torch.float64)) # running mean; 0 before the first step
         self.register_buffer('error', torch.tensor(0., dtype=torch.float64)) # of the last step
@@ -99,15 +101,22 @@ class L0Controller(nn.Module):
     @property
     def penalty(self): return self.log_penalty.exp().float()
 
+    def wanted(self,
+        progress:float, # share of training that is done, 0..1
+    )->float: # active latents per vector
+        "The target now: it falls geometrically from `lead` times the target to the target."
+        return self.target * self.lead**max(0., 1 - progress/self.settle)
+
     @torch.no_grad()
     def update(self,
         l0:Tensor, # active latents per vector in this step, scalar
+        progress:float=1., # share of training that is done, 0..1
     ):
         "One step of the controller."
         l0 = l0.double().clamp_min(0.1)
         first = self.l0 == 0
         self.l0.copy_(torch.where(first, l0, self.smooth*self.l0 + (1 - self.smooth)*l0))
-        error = (self.l0/self.target).log().clamp(-2, 2)
+        error = (self.l0/self.wanted(progress)).log().clamp(-2, 2)
         change = torch.where(first, torch.zeros_like(error), error - self.error)
         self.log_penalty.add_(self.integral*error + self.proportional*change)
         self.error.copy_(error)
@@ -115,7 +124,6 @@ class L0Controller(nn.Module):
 # %% ../nbs/05_baselines.ipynb #c15
 class ActiveSAE(SAE):
     "An SAE whose number of active latents differs from vector to vector."
-    start_factor = 2. # how many times the wanted latents fire at the start
 
     def pre(self,
         x:Tensor, # vectors [N,D]
@@ -151,8 +159,8 @@ class ActiveSAE(SAE):
     def thresholds(self,
         x:Tensor, # vectors [N,D]
     )->Tensor: # [M]
-        "For each latent the value of `W_enc (x - b_dec)` that a share `start_factor k/M` of the vectors exceeds."
-        share = min(self.start_factor*self.k/self.d_sae, 1.)
+        "For each latent the value of `W_enc (x - b_dec)` that a share of the vectors exceeds, so that the wanted number of latents fires."
+        share = min(self.control.wanted(0.)/self.d_sae, 1.)
         return ((x - self.b_dec) @ self.W_enc.T).kthvalue(max(1, round((1 - share)*len(x))), dim=0).values
 
 # %% ../nbs/05_baselines.ipynb #c17
@@ -183,7 +191,7 @@ class ReLUSAE(ActiveSAE):
         return self.result(z, x if target is None else target, self.control.penalty*self.price(z))
 
     def start(self, x): self.b_enc.data.copy_(-self.thresholds(x))
-    def after_step(self, l0): self.control.update(l0)
+    def after_step(self, l0, progress=1.): self.control.update(l0, progress)
 
 # %% ../nbs/05_baselines.ipynb #c20
 class GatedSAE(ActiveSAE):
@@ -221,7 +229,7 @@ class GatedSAE(ActiveSAE):
         return self.result(self.magnitude(gate), target, self.control.penalty*gate.values.sum()/(len(x)*self.d_model**.5) + normalized_mse(frozen, target).mean())
 
     def start(self, x): self.b_gate.data.copy_(-self.thresholds(x)); self.b_mag.data.copy_(self.b_gate)
-    def after_step(self, l0): self.control.update(l0)
+    def after_step(self, l0, progress=1.): self.control.update(l0, progress)
 
 # %% ../nbs/05_baselines.ipynb #c23
 class _Jump(torch.autograd.Function):
@@ -249,7 +257,7 @@ class JumpReLUSAE(ActiveSAE):
         eps:float=0.1, # width of the box that estimates the thresholds' gradient, in units of the pre-activations
     ):
         super().__init__(d_model, d_sae, k)
-        self.eps, self.control = eps, L0Controller(k)
+        self.eps, self.control = eps, L0Controller(k, proportional=3.)
         self.threshold = nn.Parameter(torch.full((d_sae,), eps/d_model**.5))
 
     @property
@@ -277,8 +285,8 @@ class JumpReLUSAE(ActiveSAE):
     def start(self, x): self.threshold.data.copy_(self.thresholds(x).clamp_min(0) / self.d_model**.5)
 
     @torch.no_grad()
-    def after_step(self, l0):
-        self.control.update(l0)
+    def after_step(self, l0, progress=1.):
+        self.control.update(l0, progress)
         self.threshold.clamp_min_(0) # a negative one would let latents fire backwards
 
 # %% ../nbs/05_baselines.ipynb #c30

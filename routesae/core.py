@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 # %% auto #0
-__all__ = ['UserError', 'nearest', 'atomic_path', 'disk_is_full', 'from_dict', 'to_dict', 'save_config', 'read_dict',
+__all__ = ['UserError', 'nearest', 'atomic_path', 'disk_is_full', 'from_dict', 'to_dict', 'save_config', 'read_dict', 'merged',
            'load_config', 'project_dir', 'cache_dir', 'set_seed', 'code_version', 'provenance', 'processor_name',
            'tiny_lm', 'Planted', 'planted_activations']
 
@@ -131,6 +131,13 @@ def read_dict(
     except (yaml.YAMLError, UnicodeDecodeError) as e: raise UserError(f"{path}: not valid YAML or JSON ({' '.join(str(e).split())})") from None
     if not isinstance(d, dict): raise UserError(f'{path}: expected named values, found {type(d).__name__}')
     return d
+
+def merged(
+    low:dict, # values, at any depth
+    high:dict, # what goes over them
+)->dict:
+    "`low` with the values of `high` over it."
+    return low | {k: merged(low[k], v) if isinstance(v, dict) and isinstance(low.get(k), dict) else v for k, v in high.items()}
 
 def load_config(
     cls:type, # the dataclass to build

@@ -4,20 +4,17 @@
 
 # %% ../nbs/04_router.ipynb #c2
 from __future__ import annotations
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 import torch
 from torch import nn, Tensor
-from .core import UserError, atomic_path, from_dict, nearest, read_dict
+from .core import UserError, nearest
 from .activations import LM, normalize, read_residual
-from .sae import TopKSAE, normalized_mse
+from .sae import normalized_mse
 
 # %% auto #0
-__all__ = ['METHODS', 'Routing', 'Router', 'FixedRouter', 'UniformRouter', 'take_layer', 'hard_route', 'soft_route',
-           'CoderOutput', 'LossOutput', 'Splice', 'RouteSAE', 'CoderConfig', 'make_coder', 'save_coder', 'load_coder',
-           'Trace', 'trace']
+__all__ = ['POOLS', 'ROUTER_LOSSES', 'Routing', 'routing_of', 'sum_pool', 'mean_pool', 'Router', 'pooling', 'FixedRouter',
+           'UniformRouter', 'take_layer', 'hard_route', 'soft_route', 'CoderOutput', 'LossOutput', 'Splice', 'Coder',
+           'check_scale', 'RouterLoss', 'error_at', 'TopTwo', 'named_router_loss', 'RouteSAE', 'Trace', 'trace']
 
 # %% ../nbs/04_router.ipynb #c5
 class Routing(NamedTuple):
@@ -27,29 +24,41 @@ class Routing(NamedTuple):
     layer: Tensor # the chosen slot i*, 0..L-1 [B,T]
     weight: Tensor # what the routed vector is multiplied by: p at the chosen slot, or 1 [B,T]
 
+def routing_of(
+    logits:Tensor, # scores [B,T,L]
+)->Routing:
+    "The likeliest layer of each token, and its probability (equations 6 and 7)."
+    probs = logits.softmax(-1)
+    weight, layer = probs.max(-1)
+    return Routing(logits, probs, layer, weight)
+
+def sum_pool(x): "The paper's pooling (equation 5)."; return x.sum(-2)
+def mean_pool(x): "The paper's variant."; return x.mean(-2)
+POOLS = dict(sum=sum_pool, mean=mean_pool)
+
 # %% ../nbs/04_router.ipynb #c6
 class Router(nn.Module):
     "The learned router of equations 5 to 7: a linear score for each layer from the pooled states."
     def __init__(self,
         n_layers:int, # layers to choose from, L
         d_model:int, # width of the states, D
-        pool:str='sum', # how the states are pooled: sum (the paper) or mean
+        pool:str|nn.Module='sum', # how the states are pooled: sum (the paper), mean, or a module [B,T,L,D] -> [B,T,D]
     ):
         super().__init__()
-        if pool not in ('sum', 'mean'): raise UserError(f"pool: '{pool}' is unknown; {nearest(pool, ('sum', 'mean'))}")
-        self.n_layers, self.pool = n_layers, pool
+        self.n_layers, self.pool = n_layers, pooling(pool)
         self.weight = nn.Parameter(torch.empty(n_layers, d_model).uniform_(-1, 1) / d_model**.5)
 
-    def extra_repr(self): return f'n_layers={self.n_layers}, pool={self.pool}'
+    def extra_repr(self): return f'n_layers={self.n_layers}' + ('' if isinstance(self.pool, nn.Module) else f', pool={self.pool.__name__}')
 
     def forward(self,
         x:Tensor, # normalised states [B,T,L,D]
     )->Routing:
-        v = x.sum(-2) if self.pool == 'sum' else x.mean(-2)
-        logits = v @ self.weight.T
-        probs = logits.softmax(-1)
-        weight, layer = probs.max(-1)
-        return Routing(logits, probs, layer, weight)
+        return routing_of(self.pool(x) @ self.weight.T)
+
+def pooling(pool):
+    "The pooling of that name; a module is taken as it is."
+    if not isinstance(pool, nn.Module) and pool not in POOLS: raise UserError(f"pool: '{pool}' is unknown; {nearest(pool, POOLS)}")
+    return POOLS.get(pool, pool)
 
 # %% ../nbs/04_router.ipynb #c11
 class FixedRouter(nn.Module):
@@ -114,9 +123,9 @@ def soft_route(
 # %% ../nbs/04_router.ipynb #c21
 class CoderOutput(NamedTuple):
     "One forward pass of a coder."
-    routed: Tensor # the vector that was coded [B,T,D]
-    latents: Tensor # its code, zeros included [B,T,M]
-    recon: Tensor # its reconstruction [B,T,D]
+    routed: Tensor # the vector that was coded [B,T,D]; [B,T,L,D] where a coder codes every layer
+    latents: Tensor # its code, zeros included [B,T,M]; [B,T,L,M] where each layer has its own
+    recon: Tensor # its reconstruction, shaped as `routed`
     routing: Routing
 
 class LossOutput(NamedTuple):
@@ -133,7 +142,79 @@ class Splice(NamedTuple):
     where: Tensor # the one layer of each token that it replaces [B,T,L] bool
 
 # %% ../nbs/04_router.ipynb #c23
-class RouteSAE(nn.Module):
+class Coder(nn.Module):
+    "What every coder shares: the SAE, and the layers it reads."
+    def __init__(self,
+        sae:nn.Module, # codes single vectors [...,D]
+        layers:tuple, # the blocks of the window, L of them
+    ):
+        super().__init__()
+        self.sae, self.layers = sae, tuple(layers)
+
+    @property
+    def d_sae(self): return self.sae.d_sae
+    def decode(self, latents): return self.sae.decode(latents)
+    def normalize_decoder(self): self.sae.normalize_decoder()
+    def after_step(self, l0, progress=1.): self.sae.after_step(l0, progress)
+
+    def check(self,
+        x:Tensor, # normalised states [B,T,L,D]
+        keep:Tensor|None=None, # tokens that count; all if None [B,T] bool
+    )->Tensor: # keep [B,T] bool
+        "Raise `UserError` for another number of layers than this coder reads, or when no token counts."
+        if x.shape[-2] != len(self.layers): raise UserError(f'x: {x.shape[-2]} layers given, but this coder reads {len(self.layers)} (blocks {self.layers})')
+        keep = torch.ones(x.shape[:-2], dtype=torch.bool, device=x.device) if keep is None else keep
+        if not keep.any(): raise UserError('keep: no token of this batch is left to train on')
+        return keep
+
+def check_scale(scale):
+    "Raise `UserError` for an unknown splice scale."
+    if scale not in ('p', 'none'): raise UserError(f"scale: '{scale}' is unknown; {nearest(scale, ('p', 'none'))}")
+
+# %% ../nbs/04_router.ipynb #c25
+class RouterLoss(nn.Module):
+    "What a learned router learns from. As it stands the paper's objective: whatever gradient comes through the routed vector."
+    def route(self, coder, x): "What the SAE is trained on [B,T,D], and its Routing."; return coder.route(x)
+    def target(self, coder, routed): "What the SAE has to reconstruct."; return routed.detach() if coder.detach_target else None
+
+    def term(self,
+        coder:nn.Module, # the RouteSAE in training
+        x:Tensor, # normalised states [B,T,L,D]
+        keep:Tensor, # tokens that count, N of them [B,T] bool
+        routing:Routing, # of those tokens [N,...]
+        error:Tensor, # their normalised MSE at the chosen layer [N]
+    )->Tensor: # scalar
+        "What is added to the loss; its gradient reaches the router alone."
+        return 0.
+
+# %% ../nbs/04_router.ipynb #c26
+@torch.no_grad()
+def error_at(coder, x, keep, weight, slots):
+    "The SAE's normalised MSE for each kept token at a slot of our choice, without gradient [N]."
+    vectors = weight[:, None] * x[keep.nonzero(as_tuple=True) + (slots,)]
+    return normalized_mse(coder.sae(vectors), vectors)
+
+class TopTwo(RouterLoss):
+    "The error to expect if the router drew between its two likeliest layers."
+    def route(self, coder, x):
+        routed, routing = coder.route(x)
+        return routed.detach(), routing
+
+    def term(self, coder, x, keep, routing, error):
+        logits, slots = routing.logits.topk(2, dim=-1)
+        errors = torch.stack([error, error_at(coder, x, keep, routing.weight, slots[:, 1])], -1)
+        return (logits.softmax(-1) * errors).sum(-1).mean()
+
+ROUTER_LOSSES = dict(paper=RouterLoss, top2=TopTwo)
+
+def named_router_loss(name):
+    "A fresh objective of that name; an objective is taken as it is."
+    if isinstance(name, RouterLoss): return name
+    if name not in ROUTER_LOSSES: raise UserError(f"router_loss: '{name}' is unknown; {nearest(name, ROUTER_LOSSES)}")
+    return ROUTER_LOSSES[name]()
+
+# %% ../nbs/04_router.ipynb #c27
+class RouteSAE(Coder):
     "A router and a shared SAE over a window of layers (equations 5 to 12)."
     def __init__(self,
         router:nn.Module, # states [B,T,L,D] -> Routing
@@ -141,31 +222,29 @@ class RouteSAE(nn.Module):
         layers:tuple, # the blocks of the window, L of them
         routing:str='hard', # hard (the paper) or soft
         detach_target:bool=True, # no gradient through the loss's target
-        router_loss:str='top2', # what a learned hard router learns from: top2 (the better of its two likeliest layers) or paper (the factor p)
+        router_loss:str|RouterLoss='top2', # what a learned hard router learns from: top2 (the better of its two likeliest layers), paper (the factor p), or another objective
+        terms:tuple=(), # further terms of the loss, functions of the Routing of the kept tokens
     ):
-        super().__init__()
-        if router_loss not in ('top2', 'paper'): raise UserError(f"router_loss: '{router_loss}' is unknown; {nearest(router_loss, ('top2', 'paper'))}")
+        super().__init__(sae, layers)
+        objective = named_router_loss(router_loss)
         if routing not in ('hard', 'soft'): raise UserError(f"routing: '{routing}' is unknown; {nearest(routing, ('hard', 'soft'))}")
         if router.n_layers != len(layers): raise UserError(f'layers: {len(layers)} given, but the router chooses from {router.n_layers}')
-        self.router, self.sae, self.layers, self.routing, self.detach_target = router, sae, tuple(layers), routing, detach_target
-        self.compares = router_loss == 'top2' and routing == 'hard' and len(layers) > 1 and any(True for _ in router.parameters())
-
-    @property
-    def d_model(self): return self.sae.d_model
-    @property
-    def d_sae(self): return self.sae.d_sae
+        chooses = routing == 'hard' and len(layers) > 1 and any(True for _ in router.parameters())
+        self.router, self.routing, self.detach_target, self.terms = router, routing, detach_target, tuple(terms)
+        self.router_loss = objective if chooses else RouterLoss()
 
     def route(self,
         x:Tensor, # normalised states [B,T,L,D]
     )->tuple: # (routed [B,T,D], Routing)
         "The vector that the SAE sees, everywhere in this library."
-        if x.shape[-2] != len(self.layers): raise UserError(f'x: {x.shape[-2]} layers given, but this coder reads {len(self.layers)} (blocks {self.layers})')
+        self.check(x)
         routing = self.router(x)
         return (hard_route if self.routing == 'hard' else soft_route)(x, routing), routing
 
     def encode(self, x): return self.sae.encode(self.route(x)[0])
-    def decode(self, latents): return self.sae.decode(latents)
-    def normalize_decoder(self): self.sae.normalize_decoder()
+
+    @torch.no_grad()
+    def start(self, x, keep): self.sae.start(self.route(x)[0][keep])
 
     def forward(self,
         x:Tensor, # normalised states [B,T,L,D]
@@ -177,28 +256,13 @@ class RouteSAE(nn.Module):
         x:Tensor, # normalised states [B,T,L,D]
         keep:Tensor|None=None, # tokens that count; all if None [B,T] bool
     )->LossOutput:
-        "The SAE's loss against the routed vector, over the tokens to keep."
-        routed, routing = self.route(x)
-        keep = torch.ones_like(routing.layer, dtype=torch.bool) if keep is None else keep
-        if not keep.any(): raise UserError('keep: no token of this batch is left to train on')
-        kept = Routing(*(t[keep] for t in routing))
-        routed = routed[keep].detach() if self.compares else routed[keep]
-        part = self.sae.loss(routed, routed.detach() if self.detach_target else None)
-        loss = part.loss + self.compare(x, keep, routing, part.nmse) if self.compares else part.loss
+        "The SAE's loss against the routed vector and what the router learns from, over the tokens to keep."
+        keep, objective = self.check(x, keep), self.router_loss
+        routed, routing = objective.route(self, x)
+        routed, kept = routed[keep], Routing(*(t[keep] for t in routing))
+        part = self.sae.loss(routed, objective.target(self, routed))
+        loss = part.loss + objective.term(self, x, keep, kept, part.nmse) + sum(term(kept) for term in self.terms)
         return LossOutput(loss, part.nmse.mean(), part.fired, part.l0, kept)
-
-    def compare(self,
-        x:Tensor, # normalised states [B,T,L,D]
-        keep:Tensor, # tokens that count [B,T] bool
-        routing:Routing, # of all tokens
-        error:Tensor, # normalised MSE at the chosen layer, for the tokens that count [N]
-    )->Tensor: # scalar
-        "The error to expect if the router drew between its two likeliest layers; its gradient reaches the router alone."
-        logits, slots = routing.logits[keep].topk(2, dim=-1)
-        with torch.no_grad():
-            runner_up = routing.weight[keep][:, None] * x[keep.nonzero(as_tuple=True) + (slots[:, 1],)]
-            errors = torch.stack([error, normalized_mse(self.sae(runner_up), runner_up)], -1)
-        return (logits.softmax(-1) * errors).sum(-1).mean()
 
     @torch.no_grad()
     def splice(self,
@@ -206,84 +270,14 @@ class RouteSAE(nn.Module):
         scale:str='p', # 'p': code p x and divide the reconstruction by p, as trained; 'none': code x itself, as in the paper's figures
     )->Splice:
         "The reconstruction to put in place of each token's chosen layer. Soft routing's mixture stands in for the likeliest layer under 'p'."
-        if scale not in ('p', 'none'): raise UserError(f"scale: '{scale}' is unknown; {nearest(scale, ('p', 'none'))}")
+        check_scale(scale)
         routed, routing = self.route(x)
         if scale == 'none': values = self.sae(take_layer(x, routing.layer))
         elif self.routing == 'hard': values = self.sae(routed) / routing.weight[..., None]
         else: values = self.sae(routed)
         return Splice(values, nn.functional.one_hot(routing.layer, len(self.layers)).bool())
 
-# %% ../nbs/04_router.ipynb #c39
-@dataclass(frozen=True)
-class CoderConfig:
-    "What a coder is made of; the defaults are the paper's sizes."
-    d_sae:int=16384 # number of latents in the dictionary
-    k:int=64 # active latents per token
-    pool:Literal['sum', 'mean']='sum' # how the router pools the states of the window
-    routing:Literal['hard', 'soft']='hard' # take one layer, or mix all by their probabilities
-    random_per:Literal['token', 'batch']='token' # the random method draws a layer for each token (paper) or batch (released code)
-    relu:bool=True # drop negative activations after TopK (released code: no)
-    detach_target:bool=True # no gradient through the target of the loss (released code: no)
-    router_loss:Literal['top2', 'paper']='top2' # a hard router learns from the errors at its two likeliest layers, or through the factor p (paper)
-
-    def __post_init__(self):
-        if not 0 < self.k <= self.d_sae: raise UserError(f'coder.k: {self.k} active latents out of coder.d_sae = {self.d_sae}; choose k between 1 and d_sae')
-
-# %% ../nbs/04_router.ipynb #c40
-METHODS = dict(
-    topk=lambda c, layers, d: RouteSAE(FixedRouter(), TopKSAE(d, c.d_sae, c.k, c.relu), layers[-1:], detach_target=c.detach_target),
-    random=lambda c, layers, d: RouteSAE(UniformRouter(len(layers), c.random_per), TopKSAE(d, c.d_sae, c.k, c.relu), layers, detach_target=c.detach_target),
-    routesae=lambda c, layers, d: RouteSAE(Router(len(layers), d, c.pool), TopKSAE(d, c.d_sae, c.k, c.relu), layers, c.routing, c.detach_target, c.router_loss),
-)
-
-def make_coder(
-    method:str, # topk (the last layer of the window), random or routesae
-    cfg:CoderConfig, # sizes and options
-    layers, # blocks of the window, L of them
-    d_model:int, # width of the residual stream, D
-)->RouteSAE:
-    "Build a fresh coder. Raises `UserError` for an unknown method."
-    if method not in METHODS: raise UserError(f"method '{method}' is unknown; {nearest(method, METHODS)}")
-    coder = METHODS[method](cfg, tuple(layers), d_model)
-    coder.method, coder.config = method, cfg
-    coder.recipe = dict(method=method, layers=list(layers), d_model=d_model, coder=asdict(cfg)) # all that `load_coder` needs
-    return coder
-
-# %% ../nbs/04_router.ipynb #c41
-def save_coder(
-    coder:RouteSAE, # made by `make_coder`
-    folder, # where to; replaced if it is there
-    **about, # further facts to keep: lm, fingerprint, seed, ...
-)->Path: # the folder
-    "Write `model.safetensors` and `config.json`, both or neither."
-    from safetensors.torch import save_file
-    with atomic_path(folder, directory=True) as p:
-        save_file({n: t.detach().contiguous().cpu() for n, t in coder.state_dict().items()}, p/'model.safetensors')
-        (p/'config.json').write_text(json.dumps(coder.recipe | dict(about=about), indent=2) + '\n', encoding='utf-8')
-    return Path(folder)
-
-# %% ../nbs/04_router.ipynb #c42
-def load_coder(
-    folder, # a folder that `save_coder` wrote
-    device='cpu', # where to put it
-)->RouteSAE: # in evaluation mode; `.about` holds the facts kept with it
-    "Read a coder. Raises `UserError` that names the file when one is missing, damaged or does not fit the other."
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-    folder = Path(folder)
-    recipe = read_dict(folder/'config.json')
-    missing = [k for k in ('method', 'layers', 'd_model', 'coder') if k not in recipe]
-    if missing: raise UserError(f"{folder/'config.json'}: '{missing[0]}' is missing; this is not the config of a routesae coder")
-    coder = make_coder(recipe['method'], from_dict(CoderConfig, recipe['coder'], f"{folder/'config.json'}: coder"), recipe['layers'], recipe['d_model'])
-    weights = folder/'model.safetensors'
-    try: coder.load_state_dict(load_file(weights))
-    except FileNotFoundError: raise UserError(f'{weights}: missing; train again or copy the whole folder') from None
-    except (SafetensorError, RuntimeError) as e: raise UserError(f"{weights}: damaged, or not of this config ({' '.join(str(e).split())[:200]})") from None
-    if bad := [n for n, t in coder.state_dict().items() if not t.isfinite().all()]: raise UserError(f"{weights}: '{bad[0]}' holds values that are not finite; train again")
-    coder.about = recipe.get('about', {})
-    return coder.to(device).eval().requires_grad_(False)
-
-# %% ../nbs/04_router.ipynb #c45
+# %% ../nbs/04_router.ipynb #c43
 class Trace(NamedTuple):
     "One sentence on its way through a coder."
     shapes: 'DataFrame' # one row for each stage: name, shape, what it is
@@ -292,7 +286,7 @@ class Trace(NamedTuple):
 @torch.no_grad()
 def trace(
     lm:LM, # the language model the coder was trained on
-    coder:RouteSAE, # any coder
+    coder:Coder, # any coder
     text:str, # a sentence
     top:int=3, # strongest latents to name for each token
 )->Trace:
@@ -310,7 +304,7 @@ def trace(
     shapes = pd.DataFrame([dict(stage=n, shape=str(list(t.shape)), dtype=str(t.dtype).removeprefix('torch.'), what=w) for n, t, w in stages])
     return Trace(shapes, pd.DataFrame(_token_rows(lm, coder, ids[0], out, top)))
 
-# %% ../nbs/04_router.ipynb #c46
+# %% ../nbs/04_router.ipynb #c44
 def _token_rows(lm, coder, ids, out, top):
     "What happened to each token."
     nmse, strongest = normalized_mse(out.recon, out.routed)[0].tolist(), out.latents[0].topk(min(top, coder.d_sae))

@@ -121,6 +121,7 @@ class SAE(nn.Module):
 
     def after_step(self,
         l0:Tensor, # active latents per vector in the step, mean, scalar
+        progress:float=1., # share of training that is done, 0..1
     ):
         "Called after each step; an SAE that steers itself overrides it."
 

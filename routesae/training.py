@@ -4,22 +4,24 @@
 
 # %% ../nbs/06_training.ipynb #c2
 from __future__ import annotations
-import ctypes, json, math, shutil, signal, sys, time
+import ctypes, hashlib, json, math, shutil, signal, sys, time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 import torch
 from torch import nn, Tensor
 from .core import UserError, atomic_path, disk_is_full, from_dict, load_config, nearest, provenance, save_config, set_seed, to_dict
 from .data import DataConfig, TokenStream, batches
 from .activations import d_model_of, lm_fingerprint, load_lm, middle_layers, n_blocks, normalize, read_residual
-from .router import CoderConfig, LossOutput, make_coder, save_coder
+from .router import LossOutput
+from .coders import CoderConfig, make_coder, save_coder
 
 # %% auto #0
-__all__ = ['PRESETS', 'BEHAVIOURS', 'HARMLESS', 'TrainConfig', 'preset', 'behaviour_of', 'lr_factor', 'Trainee', 'entropy',
-           'report', 'open_run', 'locked', 'Progress', 'save_checkpoint', 'load_checkpoint', 'Interrupted', 'StopFlag',
-           'Log', 'collapsed', 'choose_layers', 'make_trainees', 'reuse_memory', 'train']
+__all__ = ['PRESETS', 'BEHAVIOURS', 'HARMLESS', 'EXPLODED', 'TrainConfig', 'preset', 'behaviour_of', 'lr_factor', 'Trainee',
+           'entropy', 'report', 'open_folder', 'locked', 'Progress', 'save_checkpoint', 'load_checkpoint',
+           'Interrupted', 'StopFlag', 'Log', 'collapsed', 'StateCache', 'Lane', 'estimate_memory', 'check_memory',
+           'free_memory', 'choose_layers', 'lanes_of', 'reuse_memory', 'train', 'Run', 'headline']
 
 # %% ../nbs/06_training.ipynb #c5
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class TrainConfig:
     layers:tuple[int, ...]=() # blocks to route over, numbered from 0; empty: the middle half
     data:DataConfig=DataConfig() # the text
     coder:CoderConfig=CoderConfig() # sizes and options shared by all coders
-    methods:tuple[str, ...]=('topk', 'routesae') # coders to train from one pass: topk, random, routesae
+    methods:tuple[str, ...]=('topk', 'routesae') # coders to train from one pass: topk, batchtopk, relu, gated, jumprelu, random, routesae, mlsae, crosscoder, crosscoder_topk
     n_tokens:int=100_000_000 # length of the training, in tokens of text read
     batch_size:int=64 # windows in a step
     lr:float=5e-4 # peak learning rate of Adam
@@ -45,6 +47,7 @@ class TrainConfig:
     dead_after:int=10_000_000 # a latent counts as dead when it has been silent for this many tokens
     checkpoint_every:int=200 # steps between checkpoints
     log_every:int=20 # steps between lines of the log
+    states:str|None=None # folder that keeps the states which the coders see, in float16: later runs over the same text need no pass of the LM. It takes 2 L D bytes a token
     tracker:Literal['auto', 'none', 'tensorboard', 'wandb']='auto' # where Accelerate sends the log besides log.jsonl; auto: TensorBoard if installed
 
     def __post_init__(self):
@@ -121,6 +124,8 @@ class Trainee(nn.Module):
         with torch.no_grad(): self.count(out)
         return out
 
+    def start(self, x, keep): self.coder.start(self.pick(x), keep)
+
     def pick(self, x):
         "The layers this coder reads; a view wherever they are neighbours."
         first, last = self.slots[0], self.slots[-1]
@@ -151,27 +156,28 @@ def report(
     shares = (trainee.recent_layers / trainee.recent_layers.sum().clamp_min(1)).tolist()
     row = dict(nmse=nmse/max(n, 1), l0=l0/max(n, 1), dead_fraction=(trainee.silent >= dead_after).double().mean().item(),
                routing_entropy_nats=entropy(trainee.recent_layers), layer_shares=[round(s, 5) for s in shares])
+    if control := getattr(trainee.coder.sae, 'control', None): row['penalty'] = control.penalty.item()
     trainee.recent.zero_(); trainee.recent_layers.zero_()
     return row
 
 # %% ../nbs/06_training.ipynb #c20
 HARMLESS = 'checkpoint_every', 'log_every', 'tracker' # fields that do not change the weights
 
-def open_run(
+def open_folder(
     cfg:TrainConfig,
-    out, # the run's folder
-)->bool: # whether the run is already finished
+    folder, # of a run, or of one coder in it
+    may_differ=HARMLESS, # fields that need not be equal
+):
     "Make the folder or take it up again. Raises `UserError` when it belongs to another configuration."
-    out = Path(out)
-    path = out/'config.yaml'
+    folder = Path(folder)
+    path = folder/'config.yaml'
     if path.exists():
-        old, new = (_flat({k: v for k, v in to_dict(c).items() if k not in HARMLESS}) for c in (load_config(TrainConfig, path), cfg))
+        old, new = (_flat({k: v for k, v in to_dict(c).items() if k not in may_differ}) for c in (load_config(TrainConfig, path), cfg))
         if changed := [k for k in new if old.get(k) != new[k]]:
             raise UserError(f"{path}: this folder holds a run with {changed[0]} = {old.get(changed[0])!r}, not {new[changed[0]]!r}; choose another --out, or delete the folder")
-    elif out.exists() and (not out.is_dir() or any(p.name != '.lock' for p in out.iterdir())):
-        raise UserError(f'{out}: there is something else under this name; choose another --out')
+    elif folder.exists() and (not folder.is_dir() or any(p.name != '.lock' for p in folder.iterdir())):
+        raise UserError(f'{folder}: there is something else under this name; choose another --out')
     else: save_config(cfg, path)
-    return (out/'train.json').exists()
 
 # %% ../nbs/06_training.ipynb #c21
 def _flat(d, prefix=''):
@@ -192,12 +198,12 @@ def locked(
 
 # %% ../nbs/06_training.ipynb #c24
 class Progress:
-    "Where a run is: what Accelerate does not know."
-    def __init__(self, **about): self.step, self.tokens, self.seconds, self.stream, self.about = 0, 0, 0., None, about
+    "Where a coder's training is: what Accelerate does not know. `seconds` are its own, `shared_seconds` those of the LM passes that it learned from."
+    def __init__(self, **about): self.step, self.tokens, self.seconds, self.shared_seconds, self.stream, self.about = 0, 0, 0., 0., None, about
     def state_dict(self): return dict(vars(self))
     def load_state_dict(self, state):
         for k, v in state['about'].items():
-            if v != self.about[k]: raise UserError(f"checkpoint: it is of a model with {k} = {v}, not {self.about[k]}; give the model it was trained with (--lm, --dtype), or another --out")
+            if v != self.about[k]: raise UserError(f"it is of a model with {k} = {v}, not {self.about[k]}; give the model it was trained with (--lm, --dtype), or another --out")
         vars(self).update(state)
 
 def save_checkpoint(accelerator, folder):
@@ -228,17 +234,15 @@ class StopFlag:
 
 # %% ../nbs/06_training.ipynb #c29
 class Log:
-    "A file of JSON lines, and Accelerate's trackers beside it."
-    def __init__(self, path, accelerator, after):
-        self.path, self.accelerator = Path(path), accelerator
+    "A file of JSON lines."
+    def __init__(self, path, after):
+        self.path = Path(path)
         lines = self.path.read_text(encoding='utf-8').splitlines(keepends=True) if self.path.exists() else []
         kept = [l for l in lines if l.endswith('\n') and json.loads(l)['step'] <= after]
         with atomic_path(self.path) as p: p.write_text(''.join(kept), encoding='utf-8')
 
-    def __call__(self, step, tokens, **figures):
-        with self.path.open('a', encoding='utf-8') as f: f.write(json.dumps(dict(step=step, tokens=tokens) | figures) + '\n')
-        numbers = {k.replace('.', '/'): v for k, v in _flat(figures).items() if isinstance(v, (int, float))}
-        self.accelerator.log(numbers, step=step)
+    def __call__(self, **figures):
+        with self.path.open('a', encoding='utf-8') as f: f.write(json.dumps(figures) + '\n')
 
 # %% ../nbs/06_training.ipynb #c30
 def collapsed(
@@ -249,6 +253,128 @@ def collapsed(
     return shares.index(max(shares)) if len(shares) > 1 and max(shares) > limit else None
 
 # %% ../nbs/06_training.ipynb #c33
+class StateCache:
+    "The states of a text in a folder, one file for each step; what is not there yet is computed and kept."
+    def __init__(self,
+        folder, # where all caches are
+        *key, # what the states depend on
+    ): self.folder = Path(folder)/hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+
+    def __call__(self,
+        step:int, # 0 for the first batch of the text
+        tokens:Tensor, # the batch [B,T]
+        compute, # tokens -> normalised states [B,T,L,D]
+    )->Tensor: # [B,T,L,D] fp32
+        "Raises `UserError` when a file is damaged or of another text."
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file, save_file
+        path = self.folder/f'{step:07}.safetensors'
+        if not path.exists():
+            x = compute(tokens).half()
+            with atomic_path(path) as p: save_file(dict(tokens=tokens.cpu().contiguous(), x=x.cpu()), p)
+            return x.float()
+        try: kept = load_file(path, device=str(tokens.device))
+        except SafetensorError as e: raise UserError(f'{path}: damaged ({e}); delete this file') from None
+        if not kept['tokens'].equal(tokens): raise UserError(f'{path}: holds the states of other text; delete the folder {self.folder.name}')
+        return kept['x'].float()
+
+# %% ../nbs/06_training.ipynb #c36
+class Lane:
+    "One coder in training, in a folder of its own."
+    def __init__(self,
+        name:str, # of the coder
+        cfg:TrainConfig, # its configuration; `methods` has one entry
+        run, # the run's folder
+        layers, # blocks that are read for all coders
+        own_layers, # those that this one reads
+        d_model:int, # width of the residual stream
+        device, # where to compute
+        about:dict, # what a checkpoint must agree with
+    ):
+        from accelerate import Accelerator
+        self.name, self.cfg, self.folder, self.target = name, cfg, Path(run)/'training'/name, Path(run)/'coders'/name
+        open_folder(cfg, self.folder)
+        self.log = self.accelerator = None
+        self.n_steps = math.ceil(cfg.n_tokens / (cfg.batch_size*cfg.data.n_ctx))
+        if self.over: return
+        set_seed(cfg.seed) # whichever others are trained beside it
+        module = Trainee(make_coder(cfg.methods[0], cfg.coder, own_layers, d_model), layers).to(device)
+        optimizer = torch.optim.Adam(module.parameters(), lr=cfg.lr, betas=tuple(cfg.betas), fused=True)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, self.n_steps, cfg.warmup, cfg.decay))
+        self.accelerator, self.progress = Accelerator(cpu=device.type == 'cpu', mixed_precision='no'), Progress(**about)
+        self.trainee, self.optimizer, self.schedule = self.accelerator.prepare(module, optimizer, schedule)
+        self.accelerator.register_for_checkpointing(self.progress)
+        if (self.folder/'checkpoint').exists(): load_checkpoint(self.accelerator, self.folder/'checkpoint')
+        self.log = Log(self.folder/'log.jsonl', after=self.progress.step)
+
+    @property
+    def over(self): return self.done or (self.folder/'failed.json').exists()
+    @property
+    def done(self): return (self.folder/'done.json').exists()
+    @property
+    def module(self): return self.accelerator.unwrap_model(self.trainee)
+    @property
+    def coder(self): return self.module.coder
+
+    def step(self, x, keep):
+        "One step of the optimiser. Raises `UserError` when the loss is no longer finite."
+        with _drawing(self.cfg.seed, self.progress.step, x.device):
+            if self.progress.step == 0: self.module.start(x, keep)
+            out = self.trainee(x, keep)
+        if not out.loss.isfinite(): raise UserError(f'the loss is not finite at step {self.progress.step}; lower its lr, or start from other text')
+        self.accelerator.backward(out.loss)
+        self.optimizer.step(); self.schedule.step(); self.optimizer.zero_grad()
+        if (self.progress.step + 1) % self.cfg.norm_every == 0: self.coder.normalize_decoder()
+        self.coder.after_step(out.l0, (self.progress.step + 1)/self.n_steps)
+
+    def save(self): save_checkpoint(self.accelerator, self.folder/'checkpoint')
+
+    def close(self, name, **facts):
+        "Write how it ended, and let go of all that it held."
+        with atomic_path(self.folder/f'{name}.json') as p: p.write_text(json.dumps(facts, indent=2) + '\n', encoding='utf-8')
+        shutil.rmtree(self.folder/'checkpoint', ignore_errors=True)
+        self.trainee = self.optimizer = self.schedule = self.accelerator = None
+
+# %% ../nbs/06_training.ipynb #c37
+@contextmanager
+def _drawing(seed, step, device):
+    "Random draws inside depend on seed and step only; the generators go on afterwards as if nothing had been drawn."
+    with torch.random.fork_rng(devices=[device] if device.type == 'cuda' else []):
+        torch.manual_seed(seed*1_000_003 + step)
+        yield
+
+# %% ../nbs/06_training.ipynb #c39
+def estimate_memory(
+    lanes:dict, # name -> (TrainConfig, blocks that it reads)
+    d_model:int, # width of the residual stream, D
+    n_layers:int, # blocks that are read, L
+)->dict: # bytes: of each coder's state under its name, and "batch" for what exists once
+    "Memory that training takes beside the language model."
+    state, once = {}, 0
+    for name, (cfg, layers) in lanes.items():
+        with torch.device('meta'): coder = make_coder(cfg.methods[0], cfg.coder, layers, d_model)
+        n, tokens = sum(p.numel() for p in coder.parameters()), cfg.batch_size*cfg.data.n_ctx
+        state[name] = 3*4*n
+        samples = tokens*(len(layers) if cfg.methods[0] == 'mlsae' else 1)
+        once = max(once, 4*n + 4*samples*(2*coder.d_sae + 3*coder.sae.d_model)) # gradients; pre-activations and what selects from them
+    return state | dict(batch=once + 3*4*tokens*n_layers*d_model) # states as read, normalised, picked
+
+def check_memory(
+    estimate:dict, # of `estimate_memory`
+    free:int, # bytes
+):
+    "Raise `UserError` when the sum is more than what is free."
+    if (need := sum(estimate.values())) <= free: return
+    worst = max((k for k in estimate if k != 'batch'), key=estimate.get)
+    raise UserError(f"memory: {len(estimate) - 1} coders need about {need/2**30:.1f} GiB beside the language model ({(need - estimate['batch'])/2**30:.1f} for their state, {estimate['batch']/2**30:.1f} for one batch), "
+                    f"but {free/2**30:.1f} GiB are free; the largest is '{worst}' with {estimate[worst]/2**30:.1f}: train fewer at once, a smaller d_sae, or a smaller batch_size")
+
+def free_memory(device)->int: # bytes
+    "What is free on the device."
+    import psutil
+    return torch.cuda.mem_get_info(device)[0] if device.type == 'cuda' else psutil.virtual_memory().available
+
+# %% ../nbs/06_training.ipynb #c42
 def choose_layers(
     cfg:TrainConfig,
     model, # the language model
@@ -259,14 +385,11 @@ def choose_layers(
     if bad := [i for i in layers if not 0 <= i < n]: raise UserError(f'layers: block {bad[0]} is outside the model, whose blocks are 0 to {n - 1}')
     return layers
 
-def make_trainees(
+def lanes_of(
     cfg:TrainConfig,
-    layers, # blocks that are read
-    d_model:int, # width of the residual stream
-)->dict: # method -> Trainee
-    "Fresh coders; each starts from the same seed, whichever others are trained beside it."
-    def one(method): set_seed(cfg.seed); return Trainee(make_coder(method, cfg.coder, layers, d_model), layers)
-    return {m: one(m) for m in cfg.methods}
+)->dict: # name -> TrainConfig of one coder
+    "A lane for each method, named like it."
+    return {m: replace(cfg, methods=(m,)) for m in cfg.methods}
 
 def reuse_memory():
     "Tell glibc to keep freed memory: large arrays come and go in every step, and fresh pages are slow. Does nothing elsewhere."
@@ -274,97 +397,159 @@ def reuse_memory():
     try: libc = ctypes.CDLL('libc.so.6'); libc.mallopt(-4, 0); libc.mallopt(-1, 2**31 - 1) # M_MMAP_MAX, M_TRIM_THRESHOLD
     except (OSError, AttributeError): pass
 
-# %% ../nbs/06_training.ipynb #c34
+# %% ../nbs/06_training.ipynb #c43
 def train(
-    cfg:TrainConfig,
+    cfg:TrainConfig, # what all coders share, and the defaults of the rest
     out, # the run's folder; a run that is there is taken up again
     quiet:bool=False, # no progress bar, no messages
+    lanes:dict|None=None, # name -> TrainConfig of one coder; None: one for each of `cfg.methods`
 )->Path: # the run's folder
-    "Train all coders of `cfg` from one pass of the LM. Raises `UserError` for bad input, `Interrupted` after Ctrl-C."
+    "Train all coders from one pass of the LM. Raises `UserError` for bad input or when no coder could be trained, `Interrupted` after Ctrl-C."
     out, say = Path(out), (lambda *_: None) if quiet else lambda *a: print(*a, file=sys.stderr)
-    fresh, run = not out.exists(), None
+    fresh, run, lanes = not out.exists(), None, lanes or lanes_of(cfg)
     try:
         with locked(out):
-            if open_run(cfg, out):
+            open_folder(cfg, out, may_differ=(*HARMLESS, 'methods'))
+            if _finished(out, lanes):
                 say(f'{out}: already trained; nothing to do')
                 return out
             reuse_memory()
-            run = _Run(cfg, out, say)
+            run = Run(cfg, out, lanes, say)
             with StopFlag() as stop: run.go(stop, quiet)
-            _finish(run)
+            run.finish()
     except UserError: # refused before the first step: leave nothing behind
-        if fresh and not (run and run.progress.step): shutil.rmtree(out, ignore_errors=True)
+        if fresh and not (run and run.step): shutil.rmtree(out, ignore_errors=True)
         raise
     except OSError as e:
         if not disk_is_full(e, out): raise
         raise UserError(f'{out}: the disk is full; the last checkpoint is whole: free some space and give the same command again') from e
     return out
 
-# %% ../nbs/06_training.ipynb #c35
-class _Run:
-    "The state of a run under way."
-    def __init__(self, cfg, out, say):
+def _finished(out, lanes):
+    "Whether every coder asked for is trained, or has failed."
+    try: return set(lanes) <= set(json.loads((out/'train.json').read_text(encoding='utf-8'))['coders'])
+    except (OSError, ValueError, KeyError): return False
+
+# %% ../nbs/06_training.ipynb #c44
+class Run:
+    "A run under way: the LM, the text, and a lane for each coder."
+    def __init__(self, cfg, out, lanes, say):
         self.cfg, self.out, self.say = cfg, out, say
         self.lm = load_lm(cfg.lm, dtype=cfg.dtype, device=cfg.device, revision=cfg.revision)
-        self.layers = choose_layers(cfg, self.lm.model)
+        model, d_model = self.lm.model, d_model_of(self.lm.model)
+        reads = {name: choose_layers(c, model) for name, c in lanes.items()}
+        self.layers = tuple(sorted(set().union(*reads.values())))
         self.stream = TokenStream(cfg.data, self.lm.tokenizer, side='train', epochs=None)
-        self.n_steps = math.ceil(cfg.n_tokens / (cfg.batch_size*cfg.data.n_ctx))
-        self.trainees = make_trainees(cfg, self.layers, d_model_of(self.lm.model))
-        self.accelerator = _accelerator(cfg, out, self.lm.model.device)
-        self.optimizers = {m: self._prepare(m) for m in cfg.methods}
-        self.progress = Progress(lm=lm_fingerprint(self.lm.model), dtype=str(self.lm.model.dtype).removeprefix('torch.'))
-        self.accelerator.register_for_checkpointing(self.progress)
-        set_seed(cfg.seed)
-        if (out/'checkpoint').exists():
-            load_checkpoint(self.accelerator, out/'checkpoint')
-            self.stream.load_state_dict(self.progress.stream)
-        self.log = Log(out/'log.jsonl', self.accelerator, after=self.progress.step)
-        self.warned = set()
+        check_memory(estimate_memory({n: (c, reads[n]) for n, c in lanes.items()}, d_model, len(self.layers)), free_memory(model.device))
+        self.tracker = _tracker(cfg, out, model.device)
+        self.about = dict(lm=lm_fingerprint(model), dtype=str(model.dtype).removeprefix('torch.'))
+        self.lanes = [Lane(n, c, out, self.layers, reads[n], d_model, model.device, self.about) for n, c in lanes.items()]
+        self.cache = StateCache(cfg.states, *self.about.values(), self.layers, to_dict(cfg.data), cfg.batch_size) if cfg.states else None
+        self.step, self.warned = 0, set()
+        if self.active:
+            last = min(self.active, key=lambda lane: lane.progress.step).progress
+            self.step = last.step
+            if last.stream: self.stream.load_state_dict(last.stream)
 
-    def _prepare(self, method):
-        "An optimiser and a schedule for one coder, in Accelerate's hands."
-        cfg, module = self.cfg, self.trainees[method].to(self.accelerator.device)
-        optimizer = torch.optim.Adam(module.parameters(), lr=cfg.lr, betas=tuple(cfg.betas), fused=True)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, self.n_steps, cfg.warmup, cfg.decay))
-        self.trainees[method], optimizer, schedule = self.accelerator.prepare(module, optimizer, schedule)
-        return optimizer, schedule
+    @property
+    def active(self): return [lane for lane in self.lanes if not lane.over]
 
     def go(self, stop, quiet):
-        "The loop."
+        "The loop: a batch, a pass of the LM, a step of every coder that is there. One that has come further waits until the others are."
         from tqdm import tqdm
-        cfg, p = self.cfg, self.progress
-        source = batches(self.stream, cfg.batch_size)
-        self.say(_headline(self))
-        with tqdm(total=cfg.n_tokens, initial=p.tokens, unit='tok', unit_scale=True, disable=quiet, mininterval=1 if sys.stderr.isatty() else 30, smoothing=0.1) as bar:
-            while p.step < self.n_steps:
-                start = time.perf_counter()
+        cfg, source, size = self.cfg, batches(self.stream, self.cfg.batch_size), self.cfg.batch_size*self.cfg.data.n_ctx
+        self.say(headline(self))
+        total = max((lane.n_steps for lane in self.active), default=0)
+        with tqdm(total=total*size, initial=self.step*size, unit='tok', unit_scale=True, disable=quiet, mininterval=1 if sys.stderr.isatty() else 30, smoothing=0.1) as bar:
+            while self.active:
                 batch = next(source)
-                self.step(batch)
-                p.step, p.tokens, p.stream, p.seconds = p.step + 1, p.tokens + batch.tokens.numel(), batch.state, p.seconds + time.perf_counter() - start
-                bar.update(batch.tokens.numel())
-                if p.step % cfg.log_every == 0 or p.step == self.n_steps: _write_log(self, bar)
-                if (stop.on or p.step % cfg.checkpoint_every == 0) and p.step < self.n_steps: save_checkpoint(self.accelerator, self.out/'checkpoint')
-                if stop.on and p.step < self.n_steps: raise Interrupted(f'{self.out}: stopped after step {p.step} of {self.n_steps} and saved; the same command goes on from there')
+                here = [lane for lane in self.active if lane.progress.step == self.step]
+                self.train_step(batch, here)
+                self.step += 1
+                bar.update(size)
+                for lane in here: self.after_step(lane, bar)
+                if stop.on or self.step % cfg.checkpoint_every == 0:
+                    for lane in here: lane.over or lane.save()
+                if stop.on and self.active: raise Interrupted(f'{self.out}: stopped after step {self.step} of {total} and saved; the same command goes on from there')
 
-    def step(self, batch):
-        "Read the residual stream once; let every coder learn from it."
-        tokens, keep = batch.tokens.to(self.accelerator.device), batch.keep.to(self.accelerator.device)
+    def train_step(self, batch, lanes):
+        "Read the residual stream once; let every coder learn from it. One that fails is closed, the others go on."
+        start = time.perf_counter()
+        device = self.lm.model.device
+        tokens, keep = batch.tokens.to(device), batch.keep.to(device)
         if self.cfg.special_tokens: keep = torch.ones_like(keep)
-        if not keep.any(): return
-        x = normalize(read_residual(self.lm.model, tokens, self.layers))[0]
-        for method, trainee in self.trainees.items():
-            optimizer, schedule = self.optimizers[method]
-            loss = trainee(x, keep).loss
-            if not loss.isfinite(): raise UserError(f"{self.out}: the loss of '{method}' is not finite at step {self.progress.step}; lower --lr, or start from other text")
-            self.accelerator.backward(loss)
-            optimizer.step(); schedule.step(); optimizer.zero_grad()
-            if (self.progress.step + 1) % self.cfg.norm_every == 0: self.coder(method).normalize_decoder()
+        x = self.states(tokens) if keep.any() else None
+        shared = time.perf_counter() - start
+        for lane in lanes:
+            start, p = time.perf_counter(), lane.progress
+            try:
+                if x is not None: lane.step(x, keep)
+            except (ArithmeticError, RuntimeError, UserError) as e: self.fail(lane, e)
+            p.step, p.tokens, p.stream = p.step + 1, p.tokens + batch.tokens.numel(), batch.state
+            p.seconds, p.shared_seconds = p.seconds + time.perf_counter() - start, p.shared_seconds + shared
 
-    def coder(self, method): return self.accelerator.unwrap_model(self.trainees[method]).coder
+    def states(self, tokens):
+        "What the coders see [B,T,L,D]."
+        compute = lambda t: normalize(read_residual(self.lm.model, t, self.layers))[0]
+        return self.cache(self.step, tokens, compute) if self.cache else compute(tokens)
 
-# %% ../nbs/06_training.ipynb #c37
-def _accelerator(cfg, out, device):
-    "Accelerate, on the LM's device, with the tracker asked for."
+    def fail(self, lane, error):
+        "Close a lane that cannot go on."
+        reason = ' '.join(str(error).split())[:300] if isinstance(error, UserError) else f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
+        lane.close('failed', step=lane.progress.step, reason=reason)
+        self.say(f"'{lane.name}' has failed: {reason}; the others go on")
+
+    def after_step(self, lane, bar):
+        "Log, and finish what is at its end."
+        if lane.over: return
+        if lane.progress.step % lane.cfg.log_every == 0 or lane.progress.step == lane.n_steps: self.write_log(lane, bar)
+        if not lane.over and lane.progress.step == lane.n_steps: self.finish_lane(lane)
+
+    def write_log(self, lane, bar):
+        p, row, name = lane.progress, report(lane.module, lane.cfg.dead_after), lane.name
+        lane.log(step=p.step, tokens=p.tokens, lr=lane.cfg.lr*lr_factor(p.step - 1, lane.n_steps, lane.cfg.warmup, lane.cfg.decay), epoch=p.stream.get('epoch', 0), seconds=round(p.seconds, 3), shared_seconds=round(p.shared_seconds, 3), **row)
+        self.tracker.log({f'{name}/{k}': v for k, v in row.items() if isinstance(v, (int, float))}, step=p.step)
+        if len(self.lanes) <= 4: bar.set_postfix({**getattr(bar, 'shown', {}), name: f"{row['nmse']:.4f}"}); bar.shown = {**getattr(bar, 'shown', {}), name: f"{row['nmse']:.4f}"}
+        slot = collapsed(row['layer_shares'])
+        if slot is not None and 'router.weight' in dict(lane.coder.named_parameters()) and name not in self.warned:
+            self.warned.add(name)
+            self.say(f"warning: '{name}' sends {row['layer_shares'][slot]:.0%} of the tokens to h_{lane.coder.layers[slot] + 1}: its router has collapsed on one layer")
+        if row['nmse'] > EXPLODED and p.step > lane.cfg.warmup*lane.n_steps: self.fail(lane, UserError(f"its NMSE is {row['nmse']:.3g} at step {p.step}: it has diverged; lower its lr"))
+
+    def finish_lane(self, lane):
+        "Save a coder, its routing profile and where it comes from."
+        cfg, p, coder, trainee = lane.cfg, lane.progress, lane.coder, lane.module
+        coder.normalize_decoder()
+        facts = dict(lm=cfg.lm, revision=cfg.revision, n_blocks=n_blocks(self.lm.model), lm_fingerprint=self.about['lm'], seed=cfg.seed, tokens=p.tokens)
+        save_coder(coder, lane.target, **facts)
+        n = trainee.layer_count.sum().item()
+        routing = [dict(h=i + 1, share=count/n, mean_p=prob/n) for i, count, prob in zip(coder.layers, trainee.layer_count.tolist(), trainee.prob_sum.tolist())]
+        last = [json.loads(l) for l in lane.log.path.read_text(encoding='utf-8').splitlines()]
+        fifth = [l for l in last if l['step'] > .8*lane.n_steps]
+        lane.close('done', method=cfg.methods[0], behaviour=behaviour_of(cfg), seed=cfg.seed, tokens=p.tokens, steps=p.step, seconds=round(p.seconds, 1), shared_seconds=round(p.shared_seconds, 1),
+                   tokens_per_second=round(p.tokens/p.seconds), last_fifth={k: sum(l[k] for l in fifth)/len(fifth) for k in ('nmse', 'l0', 'dead_fraction')} if fifth else None, routing=routing)
+
+    def finish(self):
+        "The table of routing profiles and, last of all, the provenance. Raises `UserError` when nothing could be trained."
+        ends = {lane.name: json.loads((lane.folder/f"{'done' if lane.done else 'failed'}.json").read_text(encoding='utf-8')) for lane in self.lanes}
+        done, failed = ({n: e for n, e in ends.items() if ('reason' in e) == bad} for bad in (False, True))
+        if not done: raise UserError('; '.join(f"{self.out}: '{n}' has failed: {e['reason']}" for n, e in failed.items()))
+        rows = ''.join(f"{n},{r['h']},{r['share']:.6g},{r['mean_p']:.6g}\n" for n, e in done.items() for r in e['routing'])
+        with atomic_path(self.out/'routing_training.csv') as p: p.write_text('method,h,share,mean_p\n' + rows, encoding='utf-8')
+        self.tracker.end_training()
+        tokens, shared = (max(e[k] for e in done.values()) for k in ('tokens', 'shared_seconds'))
+        seconds = shared + sum(e['seconds'] for e in done.values())
+        facts = provenance(config=to_dict(self.cfg), behaviour=behaviour_of(self.cfg), seed=self.cfg.seed, tokens=tokens, seconds=round(seconds, 1), lm_seconds=shared, lm_dtype=self.about['dtype'],
+                           skipped_records=dict(self.stream.skipped), coders={n: {k: v for k, v in e.items() if k != 'routing'} for n, e in ends.items()})
+        with atomic_path(self.out/'train.json') as p: p.write_text(json.dumps(facts, indent=2) + '\n', encoding='utf-8')
+        self.say(f"trained {len(done)} coder{'s'*(len(done) > 1)} on {tokens:,} tokens in {seconds/60:.1f} min ({tokens/seconds:.0f} tokens/s; the LM took {shared/60:.1f} min); skipped records: {sum(self.stream.skipped.values())}")
+        for n, e in failed.items(): self.say(f"'{n}' has failed: {e['reason']}; delete {self.out/'training'/n} to try it again")
+
+EXPLODED = 10. # an NMSE above this is a divergence: zeros would have 1
+
+# %% ../nbs/06_training.ipynb #c45
+def _tracker(cfg, out, device):
+    "An Accelerator that holds nothing but the tracker asked for."
     import importlib.util
     from accelerate import Accelerator
     tracker = cfg.tracker if cfg.tracker != 'auto' else ('tensorboard' if importlib.util.find_spec('tensorboard') else 'none')
@@ -374,40 +559,10 @@ def _accelerator(cfg, out, device):
     if tracker != 'none': accelerator.init_trackers('tracker', config={k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in _flat(to_dict(cfg)).items()})
     return accelerator
 
-def _headline(run):
-    cfg, h = run.cfg, [i + 1 for i in run.layers]
-    first = f'training {", ".join(cfg.methods)}: d_sae {cfg.coder.d_sae}, k {cfg.coder.k}, window h_{h[0]}..h_{h[-1]} of {cfg.lm} ({run.progress.about["dtype"]}), behaviour {behaviour_of(cfg)}'
-    steps = f'{run.n_steps} steps of {cfg.batch_size} x {cfg.data.n_ctx} tokens on {run.accelerator.device}; log and checkpoints in {run.out}'
-    return first + '\n' + steps + (f'\ngoing on after step {run.progress.step}' if run.progress.step else '')
-
-def _write_log(run, bar):
-    p, cfg = run.progress, run.cfg
-    rows = {m: report(run.accelerator.unwrap_model(t), cfg.dead_after) for m, t in run.trainees.items()}
-    run.log(p.step, p.tokens, lr=cfg.lr*lr_factor(p.step - 1, run.n_steps, cfg.warmup, cfg.decay), epoch=p.stream.get('epoch', 0), tokens_per_second=p.tokens/p.seconds, coders=rows)
-    bar.set_postfix({m: f"{r['nmse']:.4f}" for m, r in rows.items()})
-    for m, r in rows.items():
-        slot = collapsed(r['layer_shares'])
-        if slot is not None and m not in run.warned:
-            run.warned.add(m)
-            run.say(f"warning: '{m}' sends {r['layer_shares'][slot]:.0%} of the tokens to h_{run.coder(m).layers[slot] + 1}: its router has collapsed on one layer")
-
-def _finish(run):
-    "Save the coders, the training's routing profile and, last of all, the provenance."
-    about = dict(lm=run.cfg.lm, revision=run.cfg.revision, n_blocks=n_blocks(run.lm.model), lm_fingerprint=run.progress.about['lm'])
-    for m in run.trainees:
-        run.coder(m).normalize_decoder()
-        save_coder(run.coder(m), run.out/'coders'/m, **about, seed=run.cfg.seed, tokens=run.progress.tokens)
-    with atomic_path(run.out/'routing_training.csv') as p: p.write_text(''.join(_routing_rows(run)), encoding='utf-8')
-    run.accelerator.end_training()
-    facts = provenance(config=to_dict(run.cfg), behaviour=behaviour_of(run.cfg), seed=run.cfg.seed, tokens=run.progress.tokens, steps=run.progress.step,
-                       seconds=round(run.progress.seconds, 1), lm_dtype=run.progress.about['dtype'], skipped_records=dict(run.stream.skipped))
-    with atomic_path(run.out/'train.json') as p: p.write_text(json.dumps(facts, indent=2) + '\n', encoding='utf-8')
-    shutil.rmtree(run.out/'checkpoint', ignore_errors=True)
-    run.say(f"trained on {run.progress.tokens:,} tokens in {run.progress.seconds/60:.1f} min ({run.progress.tokens/run.progress.seconds:.0f} tokens/s); skipped records: {sum(run.stream.skipped.values())}")
-
-def _routing_rows(run):
-    yield 'method,h,share,mean_p\n'
-    for m, t in run.trainees.items():
-        t = run.accelerator.unwrap_model(t)
-        n = t.layer_count.sum().item()
-        for i, count, prob in zip(t.coder.layers, t.layer_count.tolist(), t.prob_sum.tolist()): yield f'{m},{i + 1},{count/n:.6f},{prob/n:.6f}\n'
+def headline(run)->str:
+    "What is about to happen, in two lines."
+    cfg, h, size = run.cfg, [i + 1 for i in run.layers], run.cfg.batch_size*run.cfg.data.n_ctx
+    over = [lane.name for lane in run.lanes if lane.over]
+    first = f'training {", ".join(lane.name for lane in run.active) or "nothing more"}: d_sae {cfg.coder.d_sae}, k {cfg.coder.k}, window h_{h[0]}..h_{h[-1]} of {cfg.lm} ({run.about["dtype"]}), behaviour {behaviour_of(cfg)}'
+    steps = f'{max((lane.n_steps for lane in run.active), default=0)} steps of {cfg.batch_size} x {cfg.data.n_ctx} tokens on {run.lm.model.device}; logs and checkpoints in {run.out/"training"}'
+    return first + '\n' + steps + (f'\nfinished before: {", ".join(over)}' if over else '') + (f'\ngoing on after step {run.step}' if run.step else '')
