@@ -332,10 +332,11 @@ class WindowReLUSAE(ReLUSAE):
     "A ReLU SAE over a concatenated window: activations cost the sum of their decoder norms by layer (Lindsey et al. 2024)."
     def __init__(self, d_model, d_sae, k, n_layers):
         super().__init__(d_model, d_sae, k)
-        self.n_layers = n_layers
+        self.n_layers, self.control = n_layers, L0Controller(k, penalty=0.01) # the norms of L layers add up
     def price(self, z):
         norms = self.W_dec.view(self.d_sae, self.n_layers, -1).norm(dim=-1).sum(-1)
         return (z.values*norms[z.cols]).sum() / (z.shape[0]*self.d_model**.5)
+    def project_gradient(self): pass # its rows are free
     def normalize_decoder(self):
         if not hasattr(self, 'n_layers'): super().normalize_decoder() # at the start only: the penalty holds the norms
 

@@ -14,7 +14,8 @@ from torch import nn, Tensor
 from .core import UserError, atomic_path, load_config, provenance, to_dict
 from .activations import LM, NormStats, denormalize, lm_fingerprint, load_lm, normalize, run_clean, splice, unembed
 from .data import TokenStream, batches
-from .router import Splice, load_coder, take_layer
+from .router import Splice, take_layer
+from .coders import load_coder
 from .sae import normalized_mse
 
 # %% auto #0
@@ -105,10 +106,11 @@ def code_window(
     for scale in scales:
         with _seeded_by(tokens): splices.append(coder.splice(x, scale))
     per_token = lambda t: t.reshape(len(tokens), -1).mean(-1)
-    routed, recon, active = out.routed.reshape(len(tokens), -1), out.recon.reshape(len(tokens), -1), out.latents[0] != 0
-    return Coded(torch.cat([to_residual(s, stats) for s in splices]), splices[0].where[0] & keep[:, None], out.routing.probs[0], active.sum(-1),
+    routed, recon = out.routed.reshape(len(tokens), -1), out.recon.reshape(len(tokens), -1)
+    active = (out.latents[0] != 0).view(len(tokens), -1, out.latents.shape[-1]) # [T,1,M], or [T,L,M] where each layer has a code
+    return Coded(torch.cat([to_residual(s, stats) for s in splices]), splices[0].where[0] & keep[:, None], out.routing.probs[0], per_token(active.sum(-1).float()),
                  per_token(normalized_mse(out.recon, out.routed)), torch.stack([per_token(normalized_mse(s.values, replaced(s, x))) for s in splices], -1),
-                 (recon - routed).square().sum(-1), routed.square().sum(-1), routed[keep].double().sum(0), active[keep].sum(0))
+                 (recon - routed).square().sum(-1), routed.square().sum(-1), routed[keep].double().sum(0), active[keep].sum((0, 1)))
 
 # %% ../nbs/07_evaluation.ipynb #c18
 def replaced(
@@ -233,7 +235,7 @@ def metrics_row(
 # %% ../nbs/07_evaluation.ipynb #c36
 class Evaluation(NamedTuple):
     "Two tidy tables and what they rest on."
-    results: object # DataFrame, one row per coder and splice scale
+    results: object # DataFrame, one row per coder and splice scale; `coder` is its name, `method` what it is
     routing: object # DataFrame, one row per coder and layer: h, share of tokens, mean probability
     counts: dict # n_tokens (kept), n_read (all), n_windows, seconds
 
@@ -276,7 +278,7 @@ def check_splice(
 def _results(coders, totals, scales):
     "One row per coder and scale."
     import pandas as pd
-    about = lambda name, c, scale: dict(method=name, routing=_routing_of(c), scale=scale, layers=len(c.layers), d_sae=c.d_sae, k=getattr(getattr(c, 'sae', c), 'k', None))
+    about = lambda name, c, scale: dict(coder=name, method=getattr(c, 'method', name), routing=_routing_of(c), scale=scale, layers=len(c.layers), d_sae=c.d_sae, k=getattr(getattr(c, 'sae', c), 'k', None))
     return pd.DataFrame([about(name, c, scale) | metrics_row(totals[name], s) for name, c in coders.items() for s, scale in enumerate(scales)])
 
 def _routing_of(coder):
@@ -286,7 +288,7 @@ def _routing_of(coder):
 def _routing(coders, totals):
     "One row per coder and layer, h = block + 1."
     import pandas as pd
-    rows = [dict(method=name, h=i + 1, share=share, mean_p=p) for name, c in coders.items()
+    rows = [dict(coder=name, method=getattr(c, 'method', name), h=i + 1, share=share, mean_p=p) for name, c in coders.items()
             for i, share, p in zip(c.layers, *((totals[name].sums[k]/totals[name].sums['n']).tolist() for k in ('chosen', 'probs')))]
     return pd.DataFrame(rows)
 

@@ -114,6 +114,12 @@ class SAE(nn.Module):
         "Bring every decoder row to unit norm; a row of zeros stays."
         self.W_dec.div_(self.W_dec.norm(dim=-1, keepdim=True).clamp_min(1e-12))
 
+    @torch.no_grad()
+    def project_gradient(self):
+        "Take the part along each decoder row out of its gradient; rows that are brought back to unit norm have no use for it (Bricken et al. 2023)."
+        unit = self.W_dec / self.W_dec.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+        self.W_dec.grad.sub_((self.W_dec.grad*unit).sum(-1, keepdim=True)*unit)
+
     def start(self,
         x:Tensor, # the first vectors that it will learn from [N,D]
     ):

@@ -41,6 +41,9 @@ class TrainConfig:
     betas:tuple[float, ...]=(0.9, 0.999) # Adam's decay rates
     warmup:float=0.05 # share of the steps in which the rate rises from zero
     decay:float=0.2 # share of the steps in which it falls to zero at the end
+    grad_clip:float|None=None # largest norm of a coder's gradient in a step (Gao et al. 2024: 1); none: no limit
+    project_gradient:bool=False # take the part along each decoder row out of its gradient, before Adam sees it (Bricken et al. 2023)
+    lr_width:int|None=None # number of latents that lr is meant for; with another d_sae it is lr * sqrt(lr_width / d_sae) (Gao et al. 2024); none: lr as it is
     norm_every:int=1 # steps between settings of the decoder's rows to unit norm (released code: 10)
     special_tokens:bool=False # train on special tokens and first positions too (released code: yes)
     seed:int=0 # of the coders' start and of random routing
@@ -53,6 +56,8 @@ class TrainConfig:
     def __post_init__(self):
         for name in 'n_tokens', 'batch_size', 'norm_every', 'dead_after', 'checkpoint_every', 'log_every':
             if getattr(self, name) < 1: raise UserError(f'{name}: {getattr(self, name)} is too small; choose at least 1')
+        for name in 'grad_clip', 'lr_width':
+            if getattr(self, name) is not None and getattr(self, name) <= 0: raise UserError(f'{name}: {getattr(self, name)} is not above 0; choose a larger one, or none')
         if not 0 <= self.warmup + self.decay <= 1 or min(self.warmup, self.decay) < 0: raise UserError(f'warmup, decay: {self.warmup} and {self.decay} are shares of the steps; together at most 1')
         if not self.lr > 0: raise UserError(f'lr: {self.lr} is not a learning rate; choose a number above 0')
         if not self.methods or len(set(self.methods)) < len(self.methods): raise UserError(f"methods: '{' '.join(self.methods)}'; name each method once, at least one")
@@ -299,7 +304,8 @@ class Lane:
         if self.over: return
         set_seed(cfg.seed) # whichever others are trained beside it
         module = Trainee(make_coder(cfg.methods[0], cfg.coder, own_layers, d_model), layers).to(device)
-        optimizer = torch.optim.Adam(module.parameters(), lr=cfg.lr, betas=tuple(cfg.betas), fused=True)
+        self.lr = cfg.lr * (cfg.lr_width/cfg.coder.d_sae)**.5 if cfg.lr_width else cfg.lr
+        optimizer = torch.optim.Adam(module.parameters(), lr=self.lr, betas=tuple(cfg.betas), fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, self.n_steps, cfg.warmup, cfg.decay))
         self.accelerator, self.progress = Accelerator(cpu=device.type == 'cpu', mixed_precision='no'), Progress(**about)
         self.trainee, self.optimizer, self.schedule = self.accelerator.prepare(module, optimizer, schedule)
@@ -323,6 +329,8 @@ class Lane:
             out = self.trainee(x, keep)
         if not out.loss.isfinite(): raise UserError(f'the loss is not finite at step {self.progress.step}; lower its lr, or start from other text')
         self.accelerator.backward(out.loss)
+        if self.cfg.project_gradient: self.coder.sae.project_gradient()
+        if self.cfg.grad_clip: self.accelerator.clip_grad_norm_(self.trainee.parameters(), self.cfg.grad_clip)
         self.optimizer.step(); self.schedule.step(); self.optimizer.zero_grad()
         if (self.progress.step + 1) % self.cfg.norm_every == 0: self.coder.normalize_decoder()
         self.coder.after_step(out.l0, (self.progress.step + 1)/self.n_steps)
@@ -507,7 +515,7 @@ class Run:
 
     def write_log(self, lane, bar):
         p, row, name = lane.progress, report(lane.module, lane.cfg.dead_after), lane.name
-        lane.log(step=p.step, tokens=p.tokens, lr=lane.cfg.lr*lr_factor(p.step - 1, lane.n_steps, lane.cfg.warmup, lane.cfg.decay), epoch=p.stream.get('epoch', 0), seconds=round(p.seconds, 3), shared_seconds=round(p.shared_seconds, 3), **row)
+        lane.log(step=p.step, tokens=p.tokens, lr=lane.lr*lr_factor(p.step - 1, lane.n_steps, lane.cfg.warmup, lane.cfg.decay), epoch=p.stream.get('epoch', 0), seconds=round(p.seconds, 3), shared_seconds=round(p.shared_seconds, 3), **row)
         self.tracker.log({f'{name}/{k}': v for k, v in row.items() if isinstance(v, (int, float))}, step=p.step)
         if len(self.lanes) <= 4: bar.set_postfix({**getattr(bar, 'shown', {}), name: f"{row['nmse']:.4f}"}); bar.shown = {**getattr(bar, 'shown', {}), name: f"{row['nmse']:.4f}"}
         slot = collapsed(row['layer_shares'])
