@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Annotated, Literal, get_type_hints
 import tyro
 import routesae
-from .core import UserError, atomic_path, disk_is_full, from_dict, nearest, project_dir, read_dict, save_config, to_dict
+from .core import UserError, atomic_path, disk_is_full, from_dict, merged, nearest, project_dir, read_dict, save_config, to_dict
 
 # %% auto #0
-__all__ = ['HELP', 'LABELS', 'TOLERANCES', 'COMMANDS', 'FetchOptions', 'TrainOptions', 'EvaluateOptions', 'TraceOptions', 'parse',
-           'environment', 'summary', 'fold_box', 'option_names', 'unknown_word', 'fetch_command', 'shown',
-           'starting_point', 'train_command', 'table_text', 'profile_text', 'read_expected', 'compare',
-           'evaluate_command', 'trace_command', 'overview', 'run_command', 'main', 'disk_trouble', 'no_loading_bars',
-           'calm']
+__all__ = ['HELP', 'LABELS', 'TOLERANCES', 'COMMANDS', 'FetchOptions', 'TrainOptions', 'SweepOptions', 'EvaluateOptions',
+           'TraceOptions', 'parse', 'environment', 'summary', 'fold_box', 'option_names', 'unknown_word',
+           'fetch_command', 'shown', 'starting_point', 'train_command', 'sweep_command', 'ends_text', 'table_text',
+           'profile_text', 'read_expected', 'compare', 'evaluate_command', 'trace_command', 'overview', 'run_command',
+           'main', 'disk_trouble', 'no_loading_bars', 'calm']
 
 # %% ../nbs/15_cli.ipynb #c5
 _Flag = tyro.conf.FlagCreatePairsOff[bool] # --quiet, without a --no-quiet
@@ -39,11 +39,20 @@ class TrainOptions:
     print_config:_Flag=False # print them as YAML and stop
     quiet:_Flag=False # no progress bar, no messages
 
+
+@dataclass(frozen=True)
+class SweepOptions:
+    "Train the coders that a file lists, all from one pass over the text"
+    file:Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar='FILE')] # YAML or JSON: a training configuration with a list of coders
+    out:_Folder=None # where the run goes; None: data/runs/NAME in a checkout, else runs/NAME, with the name of the file
+    plan:_Flag=False # print the coders and stop
+    quiet:_Flag=False # no progress bar, no messages
+
 # %% ../nbs/15_cli.ipynb #c6
 @dataclass(frozen=True)
 class EvaluateOptions:
     "Measure a run's coders on held-out text; print and write tables, draw figures"
-    run:Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar='RUN')] # folder that routesae train wrote
+    run:Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar='RUN')] # folder that routesae train or sweep wrote
     expect:_File=None # table like results.csv to compare with; the exit status is 1 when a figure is outside its tolerance
     out:_Folder=None # another folder that gets the tables and figures as well
     quiet:_Flag=False # no progress lines
@@ -157,14 +166,10 @@ def starting_point(
     "Preset, then config file, then behaviour. Raises `UserError` that names the file and the key."
     from routesae.training import BEHAVIOURS, TrainConfig, preset
     values = to_dict(preset(options.preset))
-    if options.config: values = _merged(values, read_dict(options.config))
-    if options.behaviour: values = _merged(values, _nested(BEHAVIOURS[options.behaviour]))
+    if options.config: values = merged(values, read_dict(options.config))
+    if options.behaviour: values = merged(values, _nested(BEHAVIOURS[options.behaviour]))
     try: return from_dict(TrainConfig, values, str(options.config or 'options'))
     except UserError as e: raise e if not options.config or str(options.config) in str(e) else UserError(f'{options.config}: {e}') from None
-
-def _merged(low:dict, high:dict)->dict:
-    "`low` with the values of `high` over it, at any depth."
-    return low | {k: _merged(low[k], v) if isinstance(v, dict) and isinstance(low.get(k), dict) else v for k, v in high.items()}
 
 def _nested(flat:dict)->dict:
     "`{'a.b': 1}` as `{'a': {'b': 1}}`."
@@ -214,6 +219,40 @@ def _keep_config(cfg, options):
         print(f'{shown(options.save_config)}: written', file=sys.stderr)
 
 # %% ../nbs/15_cli.ipynb #c23
+def sweep_command(
+    words:list, # of the command line
+)->int: # exit status: 1 where a coder has failed
+    "Train the coders of a sweep file; go on with those that are not finished."
+    options, = parse('sweep', SweepOptions(file=tyro.MISSING), words=words)
+    from routesae.sweep import read_sweep
+    cfg, lanes = read_sweep(options.file)
+    if options.plan: return print(_columns_text([['coder', 'method', 'k', 'd_sae', 'tokens', 'lr'], *([n, c.methods[0], c.coder.k, c.coder.d_sae, c.n_tokens, c.lr] for n, c in lanes.items())]))
+    from routesae.training import train
+    no_loading_bars()
+    out = train(cfg, options.out or _default_runs()/options.file.stem, quiet=options.quiet, lanes=lanes)
+    ends = json.loads((out/'train.json').read_text(encoding='utf-8'))['coders']
+    print(ends_text({n: ends[n] for n in lanes}, lanes))
+    if not options.quiet: print(f'next: routesae evaluate {shown(out)}', file=sys.stderr)
+    return int(any('reason' in e for e in ends.values()))
+
+def ends_text(
+    ends:dict, # name -> what train.json says of it
+    lanes:dict, # name -> TrainConfig
+)->str: # lines of text
+    "How each coder ended: its figures over the last fifth of training."
+    rows = [['coder', 'k', 'L0', 'NMSE', 'dead', 'tokens', 'seconds']]
+    for name, e in ends.items():
+        last = e.get('last_fifth') or {}
+        rows.append([name, lanes[name].coder.k, *(f"{last[c]:.4g}" if c in last else '-' for c in ('l0', 'nmse', 'dead_fraction')), e.get('tokens', '-'), e.get('seconds', 'failed: ' + e.get('reason', '')[:80])])
+    return _columns_text(rows)
+
+def _columns_text(rows)->str: # lines of text
+    "Names to the left, figures to the right."
+    words = [[f'{v:,}' if isinstance(v, int) else str(v) for v in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*words)]
+    return '\n'.join('  '.join(v.rjust(w) if i else v.ljust(w) for i, (v, w) in enumerate(zip(row, widths))).rstrip() for row in words)
+
+# %% ../nbs/15_cli.ipynb #c25
 LABELS = dict(routing='routing', layers='layers to choose from', d_sae='latents in the dictionary', k='active latents allowed', l0='L0 (active latents per token)', nmse='NMSE (error^2 / vector^2)',
               nmse_spliced='NMSE at the replaced layer', fvu='FVU (error^2 / variance)', dead_fraction='dead latents (share)', kl_per_token_nats='KL (nats per token)',
               kl_per_sequence_nats='KL (nats per window)', ce_nats='CE of the LM (nats per token)', ce_spliced_nats='CE spliced (nats per token)', ce_zero_nats='CE with zeros (nats per token)',
@@ -223,11 +262,11 @@ def table_text(
     results, # DataFrame of evaluate_run
 )->str: # lines of text
     "One column for each coder and splice scale."
-    columns = [['', 'splice scale', *(LABELS.get(c, c) for c in results.columns if c not in ('method', 'scale'))]]
-    for method, rows in results.groupby('method', sort=False):
-        figures = rows.drop(columns=['method', 'scale']).drop_duplicates()
+    columns = [['', 'splice scale', *(LABELS.get(c, c) for c in results.columns if c not in ('coder', 'method', 'scale'))]]
+    for name, rows in results.groupby('coder', sort=False):
+        figures = rows.drop(columns=['coder', 'method', 'scale']).drop_duplicates()
         scales = rows.scale if len(figures) > 1 else [' = '.join(rows.scale)]
-        columns += [[method, scale, *map(_figure_text, row)] for scale, row in zip(scales, figures.itertuples(index=False))]
+        columns += [[name, scale, *map(_figure_text, row)] for scale, row in zip(scales, figures.itertuples(index=False))]
     widths = [max(map(len, c)) for c in columns]
     return '\n'.join('  '.join(v.ljust(w) if i == 0 else v.rjust(w) for i, (v, w) in enumerate(zip(line, widths))).rstrip() for line in zip(*columns))
 
@@ -241,12 +280,12 @@ def profile_text(
 )->str: # lines of text
     "Where each coder that had a choice sent the tokens."
     lines = []
-    for method, rows in routing.groupby('method', sort=False):
+    for name, rows in routing.groupby('coder', sort=False):
         top = rows.nlargest(most, 'share')
-        if len(rows) > 1: lines.append(f'{method} sends ' + ', '.join(f'{r.share:.1%} to h_{r.h}' for r in top.itertuples() if r.share) + f', the rest to {len(rows) - len(top)} more'*(len(rows) > most))
+        if len(rows) > 1: lines.append(f'{name} sends ' + ', '.join(f'{r.share:.1%} to h_{r.h}' for r in top.itertuples() if r.share) + f', the rest to {len(rows) - len(top)} more'*(len(rows) > most))
     return '\n'.join(lines)
 
-# %% ../nbs/15_cli.ipynb #c25
+# %% ../nbs/15_cli.ipynb #c27
 TOLERANCES = dict(l0=0.5, nmse=0.02, nmse_spliced=0.02, fvu=0.04, kl_per_token_nats=0.08, ce_delta_nats=0.08, loss_recovered=0.02) # in the metric's own unit
 
 def read_expected(
@@ -267,17 +306,19 @@ def compare(
     "Difference and tolerance of every figure in `expected`. Raises `UserError` for a coder that is not there."
     import pandas as pd
     metrics = [m for m in TOLERANCES if m in expected]
-    here = {(r.method, r.scale): r for r in results.itertuples()}
+    key = 'coder' if 'coder' in expected else 'method'
+    here = {(getattr(r, key), r.scale): r for r in results.itertuples()}
     rows = []
     for e in expected.itertuples():
-        if (e.method, e.scale) not in here: raise UserError(f"{where}: expects '{e.method}' with splice scale {e.scale}, which this run or --scales lacks")
+        name = getattr(e, key)
+        if (name, e.scale) not in here: raise UserError(f"{where}: expects '{name}' with splice scale {e.scale}, which this run or --scales lacks")
         for m in metrics:
-            want, have, tolerance = getattr(e, m), getattr(here[e.method, e.scale], m), getattr(e, f'{m}_tolerance', TOLERANCES[m])
+            want, have, tolerance = getattr(e, m), getattr(here[name, e.scale], m), getattr(e, f'{m}_tolerance', TOLERANCES[m])
             verdict = 'ok' if abs(have - want) <= tolerance or (want != want and have != have) else 'MISSED'
-            rows.append((e.method, e.scale, LABELS[m], want, have, have - want, tolerance, verdict))
+            rows.append((name, e.scale, LABELS[m], want, have, have - want, tolerance, verdict))
     return pd.DataFrame(rows, columns=['coder', 'splice', 'figure', 'expected', 'here', 'difference', 'tolerance', ''])
 
-# %% ../nbs/15_cli.ipynb #c26
+# %% ../nbs/15_cli.ipynb #c28
 def evaluate_command(
     words:list, # of the command line
 )->int: # exit status: 1 where a figure misses what was expected
@@ -300,13 +341,13 @@ def _print_comparison(comparison, where)->int: # exit status
     print(f'{len(comparison) - missed} of {len(comparison)} figures are within their tolerance of {shown(where)}')
     return int(missed > 0)
 
-# %% ../nbs/15_cli.ipynb #c27
+# %% ../nbs/15_cli.ipynb #c29
 def _draw(run, ev)->list: # names of the files
     "Reconstruction and KL over L0, and the routing profile of the coders that had a choice."
     from routesae.figures import plot_routing_profile, plot_tradeoff, read_table, save_figure
     figures = {y: plot_tradeoff(ev.results, y=c, titles=('', 'held-out text')) for y, c in (('nmse', 'nmse'), ('kl', 'kl_per_token_nats'))}
-    layers = ev.routing.groupby('method', sort=False).size()
-    if chose := list(layers[layers > 1].index):
+    chosen = ev.results[ev.results.routing.isin(['random', 'hard', 'soft'])].coder.unique() # those with a choice
+    if chose := [name for name in chosen if (ev.routing.coder == name).sum() > 1]:
         figures['routing'] = plot_routing_profile(read_table(run/'routing_training.csv'), ev.routing, methods=chose, titles=('', 'share of the tokens'))
     return [f'figures/{path.name}' for name, fig in figures.items() for path in save_figure(fig, name, run/'figures')]
 
@@ -315,7 +356,7 @@ def _copy(run, folder, names):
     for name in names:
         with atomic_path(folder/name) as p: shutil.copyfile(run/name, p)
 
-# %% ../nbs/15_cli.ipynb #c29
+# %% ../nbs/15_cli.ipynb #c31
 def trace_command(
     words:list, # of the command line
 ):
@@ -324,7 +365,8 @@ def trace_command(
     folder, text = _coder_folder(options.run, options.coder), _given_text(options.text)
     from routesae.activations import lm_fingerprint, load_lm
     from routesae.evaluation import check_belongs
-    from routesae.router import load_coder, trace
+    from routesae.coders import load_coder
+    from routesae.router import trace
     no_loading_bars()
     coder = load_coder(folder)
     name = options.lm or coder.about.get('lm')
@@ -335,7 +377,7 @@ def trace_command(
     tokens = result.tokens.assign(token=result.tokens.token.map(repr)).rename(columns=dict(l0='active latents', nmse='NMSE', strongest_latents='strongest latents (number:activation)'))
     print(f'{shown(folder)}, {coder.method}, on {lm.name}', '', _left_aligned(result.shapes), '', _left_aligned(tokens), sep='\n')
 
-# %% ../nbs/15_cli.ipynb #c30
+# %% ../nbs/15_cli.ipynb #c32
 def _coder_folder(
     run:Path, # folder of a run or of a coder
     name:str|None=None, # which coder of a run
@@ -371,8 +413,8 @@ def _left_aligned(
     widths = [max(map(len, c)) for c in columns]
     return '\n'.join('  '.join(a(v, w) for a, v, w in zip(align, line, widths)).rstrip() for line in zip(*columns))
 
-# %% ../nbs/15_cli.ipynb #c32
-COMMANDS = dict(fetch=(fetch_command, FetchOptions), train=(train_command, TrainOptions), evaluate=(evaluate_command, EvaluateOptions), trace=(trace_command, TraceOptions))
+# %% ../nbs/15_cli.ipynb #c34
+COMMANDS = dict(fetch=(fetch_command, FetchOptions), train=(train_command, TrainOptions), sweep=(sweep_command, SweepOptions), evaluate=(evaluate_command, EvaluateOptions), trace=(trace_command, TraceOptions))
 
 def overview()->str:
     "What `routesae --help` prints."
@@ -402,7 +444,7 @@ def run_command(
     kind = 'option' if first.startswith('-') else 'command'
     raise UserError(f"unknown {kind} '{first}'; {nearest(first, COMMANDS)} (routesae --help says what they do)")
 
-# %% ../nbs/15_cli.ipynb #c33
+# %% ../nbs/15_cli.ipynb #c35
 def main(
     words=None, # the command line; that of the process if None
 )->int: # exit status
@@ -429,7 +471,7 @@ def _drop_output()->int: # exit status of a program ended by SIGPIPE
     with contextlib.suppress(OSError, ValueError): os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141
 
-# %% ../nbs/15_cli.ipynb #c34
+# %% ../nbs/15_cli.ipynb #c36
 def disk_trouble(
     e:Exception,
 )->str|None: # a line, if it is about the disk
@@ -455,5 +497,5 @@ def calm():
         if not sys.warnoptions: warnings.simplefilter('ignore')
         yield
 
-# %% ../nbs/15_cli.ipynb #c36
+# %% ../nbs/15_cli.ipynb #c38
 if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())

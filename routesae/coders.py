@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Literal
 import torch
 from .core import UserError, atomic_path, from_dict, nearest, read_dict
-from .sae import TopKSAE
-from .router import Coder, FixedRouter, RouteSAE, Router, UniformRouter
+from .improvements import OPTIONS, topk_sae
+from .router import Coder, FixedRouter, RouteSAE, UniformRouter
+from .routers import Entropy, LoadBalance, TopRouteSAE, make_router
 from .baselines import BatchTopKSAE, Crosscoder, GatedSAE, JumpReLUSAE, MLSAE, ReLUSAE
 
 # %% auto #0
@@ -24,30 +25,51 @@ class CoderConfig:
     d_sae:int=16384 # number of latents in the dictionary
     k:int=64 # active latents per token; for relu, gated, jumprelu and crosscoder the number that the penalty is steered to
     sae:Literal['topk', 'batchtopk', 'relu', 'gated', 'jumprelu']='topk' # the SAE of routesae, random and mlsae
-    pool:Literal['sum', 'mean']='sum' # how the router pools the states of the window
-    routing:Literal['hard', 'soft']='hard' # take one layer, or mix all by their probabilities
     random_per:Literal['token', 'batch']='token' # the random method draws a layer for each token (paper) or batch (released code)
     relu:bool=True # drop negative activations after TopK (released code: no)
-    detach_target:bool=True # no gradient through the target of the loss (released code: no)
-    router_loss:Literal['top2', 'paper']='top2' # a hard router learns from the errors at its two likeliest layers, or through the factor p (paper)
+    router:Literal['linear', 'mlp', 'attention']='linear' # how the router scores layers: linearly from the pooled states (paper), through a hidden layer, or by a key for each layer
+    pool:Literal['sum', 'mean', 'normalized']='sum' # how the router pools the states of the window; normalized: mean of states standardised over the tokens, per layer and entry
+    routing:Literal['hard', 'soft']='hard' # take one layer, or mix all by their probabilities
+    top_r:int=1 # likeliest layers that hard routing mixes by their probabilities (paper: 1)
+    detach_target:bool=True # no gradient through the target of the loss (released code: no); soft routing and top_r above 1 always have it, for their router learns through both
+    router_loss:Literal['top2', 'paper', 'expected', 'sampled', 'score', 'straight_through', 'gumbel']='top2' # what a hard router learns from: errors at its two likeliest layers, the factor p (paper), errors at all layers, at one other drawn evenly, at a layer drawn by p (score function), or a straight-through estimate without or with Gumbel noise
+    load_balance:float=0. # weight of the term that makes crowded layers dear (arXiv 2101.03961); 0 is off
+    entropy:float=0. # weight, in NMSE per nat, of the term that rewards a router for being undecided; negative makes it decide, 0 is off
+    aux_k:int=0 # dead latents of a TopK SAE that model the error of a vector (AuxK, arXiv 2406.04093); 0 is off
+    aux_after:int=10_000_000 # tokens of silence that make a latent dead for aux_k
+    multi_k:int=0 # a second reconstruction with this many times k latents (multi-TopK, arXiv 2406.04093); 0 is off
+    prefixes:tuple[float, ...]=() # shares of the dictionary that reconstruct on their own, rising to 1 (Matryoshka, arXiv 2503.17547)
+    k_start:int=0 # active latents per vector at the start of training (arXiv 2410.20526); 0 is k
+    k_settle:float=0.1 # share of training over which k_start falls to k
+    b_dec_start:Literal['zero', 'mean', 'median']='zero' # where b_dec starts; median is the geometric one (arXiv 2406.04093)
+    enc_norm:float|None=None # norm of a TopK encoder's rows at the start, parallel to the decoder's (arXiv 2406.04093); none: as they are drawn
 
     def __post_init__(self):
         if not 0 < self.k <= self.d_sae: raise UserError(f'coder.k: {self.k} active latents out of coder.d_sae = {self.d_sae}; choose k between 1 and d_sae')
+        if self.top_r < 1: raise UserError(f'coder.top_r: {self.top_r} layers to mix; choose at least 1')
+        if self.top_r > 1 and self.routing == 'soft': raise UserError(f'coder.top_r: {self.top_r} layers to mix, but coder.routing = soft mixes all; choose one of the two')
+        if self.load_balance < 0: raise UserError(f'coder.load_balance: {self.load_balance} would reward crowding; choose 0 or more')
 
 # %% ../nbs/05b_coders.ipynb #c7
 SAES = dict(
-    topk=lambda c, d: TopKSAE(d, c.d_sae, c.k, c.relu),
+    topk=lambda c, d: topk_sae(d, c.d_sae, c.k, c.relu, **{n: getattr(c, n) for n in OPTIONS}),
     batchtopk=lambda c, d: BatchTopKSAE(d, c.d_sae, c.k),
     relu=lambda c, d: ReLUSAE(d, c.d_sae, c.k),
     gated=lambda c, d: GatedSAE(d, c.d_sae, c.k),
     jumprelu=lambda c, d: JumpReLUSAE(d, c.d_sae, c.k),
 )
 
+def _routesae(c, layers, d):
+    router, sae = make_router(c.router, len(layers), d, c.pool), SAES[c.sae](c, d)
+    terms = tuple(kind(weight) for weight, kind in ((c.load_balance, LoadBalance), (c.entropy, Entropy)) if weight)
+    if c.top_r > 1: return TopRouteSAE(router, sae, layers, c.top_r, terms=terms)
+    return RouteSAE(router, sae, layers, c.routing, c.detach_target and c.routing == 'hard', c.router_loss, terms)
+
 def _fixed(kind): return lambda c, layers, d: RouteSAE(FixedRouter(), SAES[kind](c, d), layers[-1:], detach_target=c.detach_target)
 
 METHODS = {kind: _fixed(kind) for kind in SAES} | dict(
     random=lambda c, layers, d: RouteSAE(UniformRouter(len(layers), c.random_per), SAES[c.sae](c, d), layers, detach_target=c.detach_target),
-    routesae=lambda c, layers, d: RouteSAE(Router(len(layers), d, c.pool), SAES[c.sae](c, d), layers, c.routing, c.detach_target, c.router_loss),
+    routesae=_routesae,
     mlsae=lambda c, layers, d: MLSAE(SAES[c.sae](c, d), layers),
     crosscoder=lambda c, layers, d: Crosscoder(layers, d, c.d_sae, c.k),
     crosscoder_topk=lambda c, layers, d: Crosscoder(layers, d, c.d_sae, c.k, 'topk'),

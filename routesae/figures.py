@@ -15,7 +15,7 @@ from .core import UserError, atomic_path, project_dir, read_dict
 
 # %% auto #0
 __all__ = ['METHOD_MARKS', 'STYLE', 'AXIS_LABELS', 'read_table', 'check_columns', 'paper_values', 'about_run', 'Mark', 'mark_of',
-           'style', 'save_figure', 'by_scale', 'plot_tradeoff', 'plot_routing_profile']
+           'style', 'save_figure', 'by_scale', 'plot_tradeoff', 'plot_routing_profile', 'by_name']
 
 # %% ../nbs/13_figures.ipynb #c5
 def read_table(
@@ -61,7 +61,8 @@ def about_run(
     "The model, the tokens, the code, the machine and the time behind a results table. Raises `UserError` when one of them is missing."
     f = read_dict(path)
     try:
-        return (f"{f['lm']}: {', '.join(f['config']['methods'])} trained on {f['config']['n_tokens']:,} tokens in windows of {f['config']['data']['n_ctx']}, evaluated on {f['counts']['n_tokens']:,} "
+        names = dict.fromkeys(r.get('coder', r['method']) for r in f['results'])
+        return (f"{f['lm']}: {', '.join(names)} trained on {f['config']['n_tokens']:,} tokens in windows of {f['config']['data']['n_ctx']}, evaluated on {f['counts']['n_tokens']:,} "
                 f"held-out tokens, seed {f['seed']}; routesae {f['code']}, torch {f['torch']}, {f['device']} ({f['processor']}), {f['time']}")
     except KeyError as e: raise UserError(f"{path}: field {e} is missing; write it again with `routesae evaluate`") from None
 
@@ -75,12 +76,14 @@ class Mark(NamedTuple):
 
 METHOD_MARKS = dict(
     relu=Mark('ReLU', '#E69F00', 's', 5.5), gated=Mark('Gated', '#CC79A7', 'D', 5), jumprelu=Mark('JumpReLU', '#56B4E9', 'P', 6.5), topk=Mark('TopK', '#0072B2', 'o', 6),
-    random=Mark('Random', '#777777', 'v', 6), mlsae=Mark('MLSAE', '#000000', 'X', 6.5), crosscoder=Mark('Crosscoder', '#009E73', '^', 6), routesae=Mark('RouteSAE', '#D55E00', '*', 9.5))
+    random=Mark('Random', '#777777', 'v', 6), batchtopk=Mark('BatchTopK', '#6A51A3', 'h', 6.5), mlsae=Mark('MLSAE', '#000000', 'X', 6.5), crosscoder=Mark('Crosscoder', '#009E73', '^', 6), routesae=Mark('RouteSAE', '#D55E00', '*', 9.5))
 
 def mark_of(
     method:str, # as in the column `method`
 )->Mark:
-    "Colour and marker of a method, the same wherever it is drawn."
+    "Colour and marker of a method, the same wherever it is drawn; a coder `routesae_k48` looks like its method."
+    base, _, rest = method.partition('_')
+    if method not in METHOD_MARKS and base in METHOD_MARKS: return METHOD_MARKS[base]._replace(label=f"{METHOD_MARKS[base].label} {rest.replace('_', ' ')}")
     return METHOD_MARKS.get(method) or Mark(method, '#444444', '<>hdp8'[zlib.crc32(method.encode()) % 6], 6)
 
 # %% ../nbs/13_figures.ipynb #c17
@@ -190,18 +193,18 @@ def plot_routing_profile(
     training:pd.DataFrame, # one row per coder and layer: method, h, share, and mean_p where it is known
     evaluation:pd.DataFrame, # the same for held-out text
     paper:tuple|None=None, # the paper's two tables with the same columns, drawn in a row above
-    methods=('routesae',), # methods to draw
+    methods=('routesae',), # methods, or names of coders, to draw
     titles=('paper', 'this library'), # of the two rows
 )->plt.Figure:
     "Share of the tokens and mean p by layer, on a log axis; a method without rows is named as missing."
     rows = [*([(titles[0], paper)] if paper is not None else []), (titles[1], (training, evaluation))]
     for title, tables in rows:
         for t in tables: check_columns(t, ('method', 'h', 'share'), f'the table for "{title}"')
-    floor = _decade_below([t for _, tables in rows for t in tables], methods)
+    floor = _decade_below([by_name(t) for _, tables in rows for t in tables], methods)
     with style():
         fig, axes = plt.subplots(len(rows), 2, figsize=(8.2, .9 + 2.4*len(rows)), layout='constrained', squeeze=False, sharey=True)
         for panels, (title, tables) in zip(axes, rows):
-            for ax, phase, table in zip(panels, ('training', 'evaluation'), tables):
+            for ax, phase, table in zip(panels, ('training', 'evaluation'), map(by_name, tables)):
                 _draw_profile(ax, table, methods, floor)
                 ax.set(yscale='log', ylim=(floor, 2), title=f'{title}: {phase}')
             panels[0].set_ylabel('share of the tokens' if tables[0] is training else 'share of the routing weight')
@@ -211,6 +214,12 @@ def plot_routing_profile(
     return fig
 
 # %% ../nbs/13_figures.ipynb #c34
+def by_name(
+    table:pd.DataFrame, # with a column `method`, and `coder` where several coders may share a method
+)->pd.DataFrame: # `method` holds the name
+    "Tell coders of one method apart by their names."
+    return table.assign(method=table.coder) if 'coder' in table else table
+
 def _decade_below(tables, methods):
     "A power of ten under every positive share."
     shares = pd.concat([t.share[t.method.isin(methods) & (t.share > 0)] for t in tables])

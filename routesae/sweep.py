@@ -40,7 +40,7 @@ def expand(
     "Every combination of an entry's lists, named after what varies."
     if not isinstance(entry, dict) or 'method' not in entry: raise UserError(f"{where}: needs a method; choose from {', '.join(METHODS)}")
     rest = {k: v for k, v in entry.items() if k != 'name'}
-    is_list = lambda k, v: isinstance(v, list) and (k not in ('layers', 'betas') or any(isinstance(u, list) for u in v)) # these two hold lists of their own
+    is_list = lambda k, v: isinstance(v, list) and (k not in ('layers', 'betas', 'prefixes') or any(isinstance(u, list) for u in v)) # these hold lists of their own
     varied = [k for k, v in rest.items() if is_list(k, v)]
     for values in itertools.product(*(rest[k] for k in varied)):
         one = rest | dict(zip(varied, values))
