@@ -84,8 +84,8 @@ class L0Controller(nn.Module):
     def __init__(self,
         target:float, # wanted active latents per vector
         penalty:float=1e-3, # where the penalty starts
-        integral:float=0.05, # g_i, per step
-        proportional:float=1.0, # g_p
+        integral:float=0.15, # g_i, per step
+        proportional:float=1.5, # g_p
         smooth:float=0.8, # share of the old value in the running mean of L0
         lead:float=2., # how many times the target is wanted at the start
         settle:float=0.1, # share of training after which the target itself is wanted
