@@ -1,6 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both make .venv first, and both are cheap to run again.
 #   PYTHON=python3.12            the Python that .venv is made from (3.11 or newer)
-#   TOKENS=60000                 a shorter demo: this many training tokens, 10,000 to evaluate on, and no comparison
+#   TOKENS=60000                 a shorter demo: this many training tokens, 4,000 to evaluate on, and no comparison
 #   TORCH_INDEX=URL              another package index for torch alone, such as PyTorch's own one of CPU builds
 PYTHON ?= python3
 TOKENS ?=
@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs figures lab readme export clean
+.PHONY: help setup demo sweep test docs figures lab readme export clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -39,7 +39,12 @@ $(STAMP): settings.ini setup.py constraints.txt
 demo: setup ## train a RouteSAE and its TopK baseline on a small LM, evaluate both, compare with the expected table
 	$(BIN)/routesae fetch
 	$(BIN)/routesae train --preset demo --out $(RUN) $(if $(TOKENS),--n-tokens $(TOKENS))
-	$(BIN)/routesae evaluate $(RUN) $(if $(TOKENS),--n-tokens 10000,--expect data/results/demo.csv)
+	$(BIN)/routesae evaluate $(RUN) $(if $(TOKENS),--n-tokens 4000,--expect data/results/demo.csv)
+
+sweep: setup ## train and measure all methods of the paper on the demo (about an hour on 2 cores, 13 GB of disk for the states)
+	$(BIN)/routesae fetch
+	$(BIN)/routesae sweep nbs/paper/sweep.yaml
+	$(BIN)/routesae evaluate data/runs/sweep
 
 test: setup ## run every check and every notebook; ONLY=name runs the checks whose name has it
 	@$(BIN)/python .ci/check.py $(if $(ONLY),--only $(ONLY))
