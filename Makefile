@@ -52,8 +52,8 @@ test: setup ## run every check and every notebook; ONLY=name runs the checks who
 docs: setup ## build the documentation site in _docs/ (with Quarto where it is installed, else in Python)
 	$(BIN)/python .ci/docs.py
 
-figures: setup ## redraw figures/ from the committed tables (runs the notebooks in nbs/paper/; no LM needed)
-	$(BIN)/python .ci/check.py --run nbs/paper
+figures: setup ## redraw figures/ from the committed tables (runs nbs/paper/fig*.ipynb; no LM needed)
+	$(BIN)/python .ci/check.py --run $(wildcard nbs/paper/fig*.ipynb)
 
 lab: setup ## open JupyterLab on the notebooks, with the kernel ready
 	$(BIN)/jupyter lab nbs/index.ipynb

@@ -14,10 +14,10 @@ from .core import UserError, atomic_path, disk_is_full, from_dict, merged, neare
 
 # %% auto #0
 __all__ = ['HELP', 'LABELS', 'TOLERANCES', 'COMMANDS', 'FetchOptions', 'TrainOptions', 'SweepOptions', 'EvaluateOptions',
-           'TraceOptions', 'parse', 'environment', 'summary', 'fold_box', 'option_names', 'unknown_word',
-           'fetch_command', 'shown', 'starting_point', 'train_command', 'sweep_command', 'ends_text', 'table_text',
-           'profile_text', 'read_expected', 'compare', 'evaluate_command', 'trace_command', 'overview', 'run_command',
-           'main', 'disk_trouble', 'no_loading_bars', 'calm']
+           'ImportOptions', 'TraceOptions', 'parse', 'environment', 'summary', 'fold_box', 'option_names',
+           'unknown_word', 'fetch_command', 'shown', 'starting_point', 'train_command', 'sweep_command', 'ends_text',
+           'table_text', 'profile_text', 'read_expected', 'compare', 'evaluate_command', 'import_command',
+           'trace_command', 'overview', 'run_command', 'main', 'disk_trouble', 'no_loading_bars', 'calm']
 
 # %% ../nbs/15_cli.ipynb #c5
 _Flag = tyro.conf.FlagCreatePairsOff[bool] # --quiet, without a --no-quiet
@@ -56,6 +56,21 @@ class EvaluateOptions:
     expect:_File=None # table like results.csv to compare with; the exit status is 1 when a figure is outside its tolerance
     out:_Folder=None # another folder that gets the tables and figures as well
     quiet:_Flag=False # no progress lines
+
+@dataclass(frozen=True)
+class ImportOptions:
+    "Turn a checkpoint of the paper's authors into a coder of this library"
+    file:Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar='FILE')] # .pt file, a bare state dict
+    out:Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar='FOLDER')] # folder to be made
+    kind:Annotated[str|None, tyro.conf.arg(metavar='KIND')]=None # relu, topk, gated, jumprelu, random, mlsae, routesae or crosscoder; None: as its keys tell
+    k:int|None=None # latents kept per token in training; the file does not say
+    infer_k:int|None=None # keep this many of the largest pre-activations instead
+    theta:float|None=None # or: all above this
+    n_blocks:int|None=None # blocks of the language model; the window is its middle half
+    layers:tuple[int, ...]|None=None # or: the blocks themselves
+    lm:Annotated[str|None, tyro.conf.arg(metavar='LM')]=None # the language model it was trained on, a hub id or a folder
+    pool:Literal['sum', 'mean']='sum' # how a RouteSAE's router pools
+    routing:Literal['hard', 'soft']='hard' # a RouteSAE's routing
 
 @dataclass(frozen=True)
 class TraceOptions:
@@ -254,7 +269,8 @@ def _columns_text(rows)->str: # lines of text
 
 # %% ../nbs/15_cli.ipynb #c25
 LABELS = dict(routing='routing', layers='layers to choose from', d_sae='latents in the dictionary', k='active latents allowed', l0='L0 (active latents per token)', nmse='NMSE (error^2 / vector^2)',
-              nmse_spliced='NMSE at the replaced layer', fvu='FVU (error^2 / variance)', dead_fraction='dead latents (share)', kl_per_token_nats='KL (nats per token)',
+              nmse_spliced='NMSE at the replaced layer', fvu='FVU (error^2 / variance)', dead_fraction='dead latents (share)', router_parameters='parameters of the router', routing_entropy_nats='entropy of the routing (nats)', train_seed='seed', train_tokens='tokens trained on', train_nmse='NMSE, end of training', train_l0='L0, end of training',
+              train_tokens_per_second='training (own tokens/s)', strong_latents='latents above the paper\'s threshold', kl_per_token_nats='KL (nats per token)',
               kl_per_sequence_nats='KL (nats per window)', ce_nats='CE of the LM (nats per token)', ce_spliced_nats='CE spliced (nats per token)', ce_zero_nats='CE with zeros (nats per token)',
               ce_delta_nats='rise in CE (nats per token)', loss_recovered='loss recovered (1 = all)', n_tokens='tokens measured', n_ce_tokens='tokens with a next one', n_windows='windows', window_tokens='tokens in a window')
 
@@ -357,6 +373,15 @@ def _copy(run, folder, names):
         with atomic_path(folder/name) as p: shutil.copyfile(run/name, p)
 
 # %% ../nbs/15_cli.ipynb #c31
+def import_command(
+    words:list, # of the command line
+):
+    "Read a released checkpoint and write it as a folder that the other commands take."
+    options, = parse('import', ImportOptions(file=tyro.MISSING, out=tyro.MISSING), words=words)
+    from routesae.interop import import_official
+    print(import_official(**{('path' if f.name == 'file' else f.name): getattr(options, f.name) for f in fields(options)}))
+
+# %% ../nbs/15_cli.ipynb #c32
 def trace_command(
     words:list, # of the command line
 ):
@@ -377,7 +402,7 @@ def trace_command(
     tokens = result.tokens.assign(token=result.tokens.token.map(repr)).rename(columns=dict(l0='active latents', nmse='NMSE', strongest_latents='strongest latents (number:activation)'))
     print(f'{shown(folder)}, {coder.method}, on {lm.name}', '', _left_aligned(result.shapes), '', _left_aligned(tokens), sep='\n')
 
-# %% ../nbs/15_cli.ipynb #c32
+# %% ../nbs/15_cli.ipynb #c33
 def _coder_folder(
     run:Path, # folder of a run or of a coder
     name:str|None=None, # which coder of a run
@@ -413,8 +438,9 @@ def _left_aligned(
     widths = [max(map(len, c)) for c in columns]
     return '\n'.join('  '.join(a(v, w) for a, v, w in zip(align, line, widths)).rstrip() for line in zip(*columns))
 
-# %% ../nbs/15_cli.ipynb #c34
-COMMANDS = dict(fetch=(fetch_command, FetchOptions), train=(train_command, TrainOptions), sweep=(sweep_command, SweepOptions), evaluate=(evaluate_command, EvaluateOptions), trace=(trace_command, TraceOptions))
+# %% ../nbs/15_cli.ipynb #c35
+COMMANDS = dict(fetch=(fetch_command, FetchOptions), train=(train_command, TrainOptions), sweep=(sweep_command, SweepOptions), evaluate=(evaluate_command, EvaluateOptions), trace=(trace_command, TraceOptions),
+                **{'import': (import_command, ImportOptions)})
 
 def overview()->str:
     "What `routesae --help` prints."
@@ -444,7 +470,7 @@ def run_command(
     kind = 'option' if first.startswith('-') else 'command'
     raise UserError(f"unknown {kind} '{first}'; {nearest(first, COMMANDS)} (routesae --help says what they do)")
 
-# %% ../nbs/15_cli.ipynb #c35
+# %% ../nbs/15_cli.ipynb #c36
 def main(
     words=None, # the command line; that of the process if None
 )->int: # exit status
@@ -471,7 +497,7 @@ def _drop_output()->int: # exit status of a program ended by SIGPIPE
     with contextlib.suppress(OSError, ValueError): os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141
 
-# %% ../nbs/15_cli.ipynb #c36
+# %% ../nbs/15_cli.ipynb #c37
 def disk_trouble(
     e:Exception,
 )->str|None: # a line, if it is about the disk
@@ -497,5 +523,5 @@ def calm():
         if not sys.warnoptions: warnings.simplefilter('ignore')
         yield
 
-# %% ../nbs/15_cli.ipynb #c38
+# %% ../nbs/15_cli.ipynb #c39
 if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())

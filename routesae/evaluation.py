@@ -19,9 +19,9 @@ from .coders import load_coder
 from .sae import normalized_mse
 
 # %% auto #0
-__all__ = ['kl_nats', 'ce_nats', 'loss_recovered', 'divergences', 'Coded', 'code_window', 'replaced', 'to_residual',
-           'TokenMetrics', 'measure_batch', 'all_layers', 'Totals', 'metrics_row', 'Evaluation', 'evaluate',
-           'check_splice', 'EvalConfig', 'evaluate_run', 'check_belongs', 'run_coders']
+__all__ = ['kl_nats', 'ce_nats', 'loss_recovered', 'divergences', 'Coded', 'code_window', 'strong_activation', 'replaced',
+           'to_residual', 'TokenMetrics', 'measure_batch', 'all_layers', 'Totals', 'metrics_row', 'Evaluation',
+           'evaluate', 'check_splice', 'EvalConfig', 'evaluate_run', 'check_belongs', 'run_coders', 'with_training']
 
 # %% ../nbs/07_evaluation.ipynb #c5
 def kl_nats(
@@ -89,6 +89,8 @@ class Coded(NamedTuple):
     square: Tensor # |routed|^2 [T]
     vector: Tensor # sum of routed over the kept tokens [D] fp64
     fired: Tensor # kept tokens on which each latent is active [M]
+    strong: Tensor # kept tokens on which it exceeds `strong_activation` [M]
+    strong: Tensor # kept tokens on which it exceeds `strong_activation` [M]
 
 # %% ../nbs/07_evaluation.ipynb #c17
 @torch.no_grad()
@@ -107,12 +109,19 @@ def code_window(
         with _seeded_by(tokens): splices.append(coder.splice(x, scale))
     per_token = lambda t: t.reshape(len(tokens), -1).mean(-1)
     routed, recon = out.routed.reshape(len(tokens), -1), out.recon.reshape(len(tokens), -1)
-    active = (out.latents[0] != 0).view(len(tokens), -1, out.latents.shape[-1]) # [T,1,M], or [T,L,M] where each layer has a code
+    latents = out.latents[0].view(len(tokens), -1, out.latents.shape[-1]) # [T,1,M], or [T,L,M] where each layer has a code
+    active, strong = latents != 0, latents > strong_activation(x.shape[-1])
     return Coded(torch.cat([to_residual(s, stats) for s in splices]), splices[0].where[0] & keep[:, None], out.routing.probs[0], per_token(active.sum(-1).float()),
                  per_token(normalized_mse(out.recon, out.routed)), torch.stack([per_token(normalized_mse(s.values, replaced(s, x))) for s in splices], -1),
-                 (recon - routed).square().sum(-1), routed.square().sum(-1), routed[keep].double().sum(0), active[keep].sum((0, 1)))
+                 (recon - routed).square().sum(-1), routed.square().sum(-1), routed[keep].double().sum(0), active[keep].sum((0, 1)), strong[keep].sum((0, 1)))
 
 # %% ../nbs/07_evaluation.ipynb #c18
+def strong_activation(
+    d_model:int, # width of the residual stream, D
+)->float: # an activation
+    "The paper's threshold for a latent that can be interpreted: 15 at D = 2048, and in proportion to the length of a normalised vector, sqrt(D)."
+    return 15*(d_model/2048)**.5
+
 def replaced(
     splice:Splice, # a coder's answer
     states:Tensor, # anything per layer [B,T,L,...]
@@ -153,6 +162,7 @@ class TokenMetrics(NamedTuple):
     ce_zero_nats: Tensor # zeros at the same places [N]
     vector: Tensor # sum of what is coded [D] fp64
     fired: Tensor # tokens on which each latent is active [M]
+    strong: Tensor # tokens on which it exceeds `strong_activation` [M]
 
 # %% ../nbs/07_evaluation.ipynb #c23
 @torch.no_grad()
@@ -198,7 +208,7 @@ def _per_token(coded, keep, **downstream):
     "Only the tokens that count, window after window."
     window, position = keep.nonzero(as_tuple=True)
     kept = {k: getattr(coded, k)[keep] for k in ('probs', 'l0', 'nmse', 'nmse_spliced', 'error', 'square')}
-    return TokenMetrics(window, position, chosen=coded.where[keep], **kept, **downstream, vector=coded.vector.sum(0), fired=coded.fired.sum(0))
+    return TokenMetrics(window, position, chosen=coded.where[keep], **kept, **downstream, vector=coded.vector.sum(0), fired=coded.fired.sum(0), strong=coded.strong.sum(0))
 
 # %% ../nbs/07_evaluation.ipynb #c33
 class Totals:
@@ -211,7 +221,7 @@ class Totals:
     ):
         "Take in one batch."
         followed = ~m.ce_nats.isnan()
-        sums = dict(n=torch.ones(len(m.window)), n_ce=followed, fired=m.fired[None], vector=m.vector[None])
+        sums = dict(n=torch.ones(len(m.window)), n_ce=followed, fired=m.fired[None], strong=m.strong[None], vector=m.vector[None])
         sums |= {k: getattr(m, k) for k in ('probs', 'chosen', 'l0', 'nmse', 'nmse_spliced', 'error', 'square', 'kl_nats')}
         sums |= {k: getattr(m, k)[followed] for k in ('ce_nats', 'ce_spliced_nats', 'ce_zero_nats')}
         for k, v in sums.items(): self.sums[k] = self.sums.get(k, 0) + v.double().sum(0).cpu()
@@ -228,7 +238,8 @@ def metrics_row(
     per = lambda v, n: v.item()/n if n else math.nan
     ce, spliced, zero = (per(v, n_ce) for v in (t['ce_nats'], t['ce_spliced_nats'][s], t['ce_zero_nats']))
     variance = t['square'] - t['vector'].square().sum()/t['n']
-    return dict(l0=per(t['l0'], n), nmse=per(t['nmse'], n), nmse_spliced=per(t['nmse_spliced'][s], n), fvu=per(t['error'], variance.item()), dead_fraction=(t['fired'] == 0).double().mean().item(),
+    chosen = t['chosen']/n if n else t['chosen']
+    return dict(l0=per(t['l0'], n), nmse=per(t['nmse'], n), nmse_spliced=per(t['nmse_spliced'][s], n), fvu=per(t['error'], variance.item()), dead_fraction=(t['fired'] == 0).double().mean().item(), strong_latents=int((t['strong'] > 0).sum()), routing_entropy_nats=-torch.special.xlogy(chosen, chosen).sum().item() + 0.,
                 kl_per_token_nats=per(t['kl_nats'][s], n), kl_per_sequence_nats=per(t['kl_nats'][s], totals.windows), ce_nats=ce, ce_spliced_nats=spliced, ce_zero_nats=zero,
                 ce_delta_nats=spliced - ce, loss_recovered=loss_recovered(ce, spliced, zero), n_tokens=int(n), n_ce_tokens=int(n_ce), n_windows=totals.windows, window_tokens=totals.window_tokens)
 
@@ -278,7 +289,8 @@ def check_splice(
 def _results(coders, totals, scales):
     "One row per coder and scale."
     import pandas as pd
-    about = lambda name, c, scale: dict(coder=name, method=getattr(c, 'method', name), routing=_routing_of(c), scale=scale, layers=len(c.layers), d_sae=c.d_sae, k=getattr(getattr(c, 'sae', c), 'k', None))
+    about = lambda name, c, scale: dict(coder=name, method=getattr(c, 'method', name), routing=_routing_of(c), scale=scale, layers=len(c.layers), d_sae=c.d_sae, k=getattr(getattr(c, 'sae', c), 'k', None),
+                                        router_parameters=sum(p.numel() for p in c.router.parameters()) if hasattr(c, 'router') else 0)
     return pd.DataFrame([about(name, c, scale) | metrics_row(totals[name], s) for name, c in coders.items() for s, scale in enumerate(scales)])
 
 def _routing_of(coder):
@@ -306,7 +318,7 @@ class _Progress:
         print(f'evaluate: {self.done:,}' + (f' of {self.total:,}' if self.total else '') + f' tokens, {speed:,.0f} tokens/s' + (f', {left//60:.0f}:{left%60:02.0f} to go' if left is not None else ''),
               file=sys.stderr, flush=True)
 
-# %% ../nbs/07_evaluation.ipynb #c46
+# %% ../nbs/07_evaluation.ipynb #c48
 @dataclass(frozen=True)
 class EvalConfig:
     "How a run is evaluated."
@@ -321,7 +333,7 @@ class EvalConfig:
             if getattr(self, name) is not None and getattr(self, name) < 1: raise UserError(f'{name}: {getattr(self, name)} is too small; choose at least 1')
         if not self.scales or set(self.scales) - {'p', 'none'}: raise UserError(f"scales: {' '.join(self.scales) or 'nothing'}; choose p, none, or both")
 
-# %% ../nbs/07_evaluation.ipynb #c47
+# %% ../nbs/07_evaluation.ipynb #c49
 def evaluate_run(
     run, # folder of a training run
     cfg:EvalConfig=EvalConfig(),
@@ -341,6 +353,7 @@ def evaluate_run(
     held_out = _watched(batches(TokenStream(trained.data, lm.tokenizer, side='eval'), cfg.batch_size), state)
     ev = evaluate(lm, coders, held_out, cfg.scales, cfg.n_tokens, cfg.chunk, progress=not quiet)
     ev.counts.update(n_documents=state['document'] + (state['token'] > 0), tokens_per_second=round(ev.counts['n_read']/ev.counts['seconds']))
+    ev = ev._replace(results=with_training(ev.results, run))
     _write_evaluation(run, ev, provenance(inputs=inputs, config=to_dict(trained), seed=trained.seed, lm=lm.name, lm_fingerprint=fingerprint, lm_dtype=str(lm.model.dtype).removeprefix('torch.')))
     return _read_evaluation(run, inputs)
 
@@ -360,7 +373,20 @@ def run_coders(
     if not folders: raise UserError(f"{run/'coders'}: no coders; train again")
     return folders
 
-# %% ../nbs/07_evaluation.ipynb #c48
+# %% ../nbs/07_evaluation.ipynb #c50
+def with_training(
+    results, # DataFrame, one row per coder and splice scale
+    run, # folder of the run
+): # DataFrame with columns train_...: tokens, NMSE and L0 over the last fifth of the steps, tokens per second of the coder's own time
+    "Put beside each coder what its training said."
+    import pandas as pd
+    rows = {}
+    for path in Path(run).glob('training/*/done.json'):
+        done = json.loads(path.read_text(encoding='utf-8'))
+        last = done['last_fifth'] or {}
+        rows[path.parent.name] = dict(train_seed=done['seed'], train_tokens=done['tokens'], train_nmse=last.get('nmse'), train_l0=last.get('l0'), train_tokens_per_second=done['tokens_per_second'])
+    return results.join(pd.DataFrame.from_dict(rows, orient='index'), on='coder') if rows else results
+
 def _inputs(run, folders, cfg):
     "What the tables depend on: options, and hashes of the run's files."
     files = [run/'config.yaml', *(f/n for f in folders for n in ('config.json', 'model.safetensors'))]

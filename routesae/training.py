@@ -265,6 +265,15 @@ class StateCache:
         *key, # what the states depend on
     ): self.folder = Path(folder)/hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
 
+    def check(self,
+        n_steps:int, # that will be asked for
+        size:int, # bytes of one
+    ):
+        "Raise `UserError` when the steps that are missing do not fit on the disk."
+        missing = sum(not (self.folder/f'{i:07}.safetensors').exists() for i in range(n_steps))
+        free = shutil.disk_usage(next(p for p in (self.folder, *self.folder.absolute().parents) if p.exists())).free
+        if missing*size > free: raise UserError(f'states: {missing*size/2**30:.1f} GiB are needed in {self.folder.parent}, but {free/2**30:.1f} are free; free some space, name another folder, or train without states')
+
     def __call__(self,
         step:int, # 0 for the first batch of the text
         tokens:Tensor, # the batch [B,T]
@@ -448,12 +457,15 @@ class Run:
         reads = {name: choose_layers(c, model) for name, c in lanes.items()}
         self.layers = tuple(sorted(set().union(*reads.values())))
         self.stream = TokenStream(cfg.data, self.lm.tokenizer, side='train', epochs=None)
-        check_memory(estimate_memory({n: (c, reads[n]) for n, c in lanes.items()}, d_model, len(self.layers)), free_memory(model.device))
+        over = {n for n in lanes for end in ('done', 'failed') if (out/'training'/n/f'{end}.json').exists()}
+        self.memory = estimate_memory({n: (c, reads[n]) for n, c in lanes.items() if n not in over}, d_model, len(self.layers))
+        check_memory(self.memory, free_memory(model.device))
         self.tracker = _tracker(cfg, out, model.device)
         self.about = dict(lm=lm_fingerprint(model), dtype=str(model.dtype).removeprefix('torch.'))
         self.lanes = [Lane(n, c, out, self.layers, reads[n], d_model, model.device, self.about) for n, c in lanes.items()]
         self.cache = StateCache(cfg.states, *self.about.values(), self.layers, to_dict(cfg.data), cfg.batch_size) if cfg.states else None
-        self.step, self.warned = 0, set()
+        self.step, self.warned, self.shown = 0, set(), {}
+        if self.cache: self.cache.check(max((lane.n_steps for lane in self.active), default=0), 2*cfg.batch_size*cfg.data.n_ctx*len(self.layers)*d_model)
         if self.active:
             last = min(self.active, key=lambda lane: lane.progress.step).progress
             self.step = last.step
@@ -517,7 +529,8 @@ class Run:
         p, row, name = lane.progress, report(lane.module, lane.cfg.dead_after), lane.name
         lane.log(step=p.step, tokens=p.tokens, lr=lane.lr*lr_factor(p.step - 1, lane.n_steps, lane.cfg.warmup, lane.cfg.decay), epoch=p.stream.get('epoch', 0), seconds=round(p.seconds, 3), shared_seconds=round(p.shared_seconds, 3), **row)
         self.tracker.log({f'{name}/{k}': v for k, v in row.items() if isinstance(v, (int, float))}, step=p.step)
-        if len(self.lanes) <= 4: bar.set_postfix({**getattr(bar, 'shown', {}), name: f"{row['nmse']:.4f}"}); bar.shown = {**getattr(bar, 'shown', {}), name: f"{row['nmse']:.4f}"}
+        self.shown[name] = f"{row['nmse']:.4f}"
+        if len(self.lanes) <= 4: bar.set_postfix(self.shown)
         slot = collapsed(row['layer_shares'])
         if slot is not None and 'router.weight' in dict(lane.coder.named_parameters()) and name not in self.warned:
             self.warned.add(name)
@@ -573,4 +586,5 @@ def headline(run)->str:
     over = [lane.name for lane in run.lanes if lane.over]
     first = f'training {", ".join(lane.name for lane in run.active) or "nothing more"}: d_sae {cfg.coder.d_sae}, k {cfg.coder.k}, window h_{h[0]}..h_{h[-1]} of {cfg.lm} ({run.about["dtype"]}), behaviour {behaviour_of(cfg)}'
     steps = f'{max((lane.n_steps for lane in run.active), default=0)} steps of {cfg.batch_size} x {cfg.data.n_ctx} tokens on {run.lm.model.device}; logs and checkpoints in {run.out/"training"}'
+    steps += f'; memory beside the LM about {sum(run.memory.values())/2**30:.1f} GiB, {run.memory["batch"]/2**30:.1f} of them for one batch'
     return first + '\n' + steps + (f'\nfinished before: {", ".join(over)}' if over else '') + (f'\ngoing on after step {run.step}' if run.step else '')
