@@ -84,16 +84,18 @@ class L0Controller(nn.Module):
     def __init__(self,
         target:float, # wanted active latents per vector
         penalty:float=1e-3, # where the penalty starts
-        integral:float=0.15, # g_i, per step
-        proportional:float=1.5, # g_p
-        smooth:float=0.8, # share of the old value in the running mean of L0
+        integral:float=0.07, # g_i, per step
+        drift:float=0.001, # g_d, per step and step
+        proportional:float=1.0, # g_p
+        smooth:float=0.5, # share of the old value in the running mean of L0
         lead:float=2., # how many times the target is wanted at the start
         settle:float=0.1, # share of training after which the target itself is wanted
     ):
         super().__init__()
-        self.target, self.integral, self.proportional, self.smooth, self.lead, self.settle = target, integral, proportional, smooth, lead, settle
+        self.target, self.integral, self.drift, self.proportional, self.smooth, self.lead, self.settle = target, integral, drift, proportional, smooth, lead, settle
         self.register_buffer('log_penalty', torch.tensor(math.log(penalty), dtype=torch.float64))
         self.register_buffer('l0', torch.tensor(0., dtype=torch.float64)) # running mean; 0 before the first step
+        self.register_buffer('trend', torch.tensor(0., dtype=torch.float64)) # of the penalty's logarithm, per step
         self.register_buffer('error', torch.tensor(0., dtype=torch.float64)) # of the last step
 
     def extra_repr(self): return f'target={self.target}'
@@ -116,9 +118,11 @@ class L0Controller(nn.Module):
         l0 = l0.double().clamp_min(0.1)
         first = self.l0 == 0
         self.l0.copy_(torch.where(first, l0, self.smooth*self.l0 + (1 - self.smooth)*l0))
-        error = (self.l0/self.wanted(progress)).log().clamp(-2, 2)
+        error = (self.l0/self.wanted(progress)).log()
         change = torch.where(first, torch.zeros_like(error), error - self.error)
-        self.log_penalty.add_(self.integral*error + self.proportional*change)
+        near = error.clamp(-.5, .5) # far off it moves at a steady pace: the SAE answers late
+        self.trend.add_(self.drift*near).clamp_(-.004, .004)
+        self.log_penalty.add_(self.trend + self.integral*near + self.proportional*change)
         self.error.copy_(error)
 
 # %% ../nbs/05_baselines.ipynb #c15
