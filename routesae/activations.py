@@ -186,7 +186,7 @@ def _capture_final(model):
     "Keep what the unembedding is about to read, and leave the pass there."
     store = Residual()
     def keep(module, args):
-        store.x = args[0].detach()
+        store.x = args[0]
         raise _Stop(store)
     handle = _head(model).register_forward_pre_hook(keep)
     try:
@@ -224,12 +224,15 @@ def _extra_outputs(model):
     finally: handle.remove()
     return kind[0]
 
+def _grad_of(t):
+    "Record a graph only where `t` asks for a gradient."
+    return torch.set_grad_enabled(t.requires_grad and torch.is_grad_enabled())
+
 def _any_tokens(model, n):
     "`n` windows of one token that is not padding, where only the shape matters."
     return torch.full((n, 1), int(getattr(model.config.get_text_config(), 'pad_token_id', None) == 0))
 
 # %% ../nbs/02_activations.ipynb #c34
-@torch.no_grad()
 def splice(
     model:nn.Module, # a transformers causal LM
     tokens:Tensor, # windows of token ids [B,T]
@@ -238,7 +241,7 @@ def splice(
     values:Tensor, # what to put there, in the residual's own scale [B,T,D] or [B,T,L,D]
     where:Tensor, # places to change, bool [B,T,L]
 )->Tensor: # final hidden state [B,T,D], for `unembed`
-    "The final hidden state of `replace_residual`, computed from the first changed block on."
+    "The final hidden state of `replace_residual`, computed from the first changed block on; a gradient goes to `values` if they ask for one."
     check_places(layers, values, where)
     blocks_at(model, layers)
     used = [i for i, any_here in zip(layers, where.flatten(0, 1).any(0).tolist()) if any_here] or [max(layers)]
@@ -247,22 +250,21 @@ def splice(
     for slot, i in enumerate(layers):
         if i == first: start = put(start, values, where, slot)
     edit = lambda k, hidden: put(hidden, values, where, rest[k])
-    with _capture_final(model) as final, _skip_blocks(model, first + 1, start), ExitStack() as stack:
+    with _grad_of(values), _capture_final(model) as final, _skip_blocks(model, first + 1, start), ExitStack() as stack:
         if rest: stack.enter_context(hook_blocks(model, [layers[s] for s in rest], edit))
         _forward(model, tokens)
     return final.x
 
 # %% ../nbs/02_activations.ipynb #c36
-@torch.no_grad()
 def unembed(
     model:nn.Module, # a transformers causal LM
     final:Tensor, # final hidden states [...,D]
 )->Tensor: # logits [...,V] in the model's dtype
-    "Logits by the model's own head, soft caps and scales included. Call it on pieces: `V` is large."
+    "Logits by the model's own head, soft caps and scales included; a gradient goes to `final` if it asks for one. Call it on pieces: `V` is large."
     flat = final.reshape(-1, 1, final.shape[-1])
     handle = _head(model).register_forward_pre_hook(lambda module, args: (flat,))
     try:
-        with _skip_blocks(model, n_blocks(model)): logits = _forward(model, _any_tokens(model, len(flat))).logits
+        with _grad_of(final), _skip_blocks(model, n_blocks(model)): logits = _forward(model, _any_tokens(model, len(flat))).logits
     finally: handle.remove()
     return logits.reshape(*final.shape[:-1], -1)
 
