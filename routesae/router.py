@@ -307,8 +307,9 @@ def trace(
 # %% ../nbs/04_router.ipynb #c44
 def _token_rows(lm, coder, ids, out, top):
     "What happened to each token."
-    nmse, strongest = normalized_mse(out.recon, out.routed)[0].tolist(), out.latents[0].topk(min(top, coder.d_sae))
+    latents = out.latents if out.latents.ndim == 3 else take_layer(out.latents, out.routing.layer) # of the chosen layer, where each has its own
+    nmse, strongest = normalized_mse(out.recon, out.routed)[0].reshape(len(ids), -1).mean(-1).tolist(), latents[0].topk(min(top, coder.d_sae))
     for t, token in enumerate(ids.tolist()):
-        latents = ' '.join(f'{i}:{v:.2f}' for v, i in zip(strongest.values[t].tolist(), strongest.indices[t].tolist()) if v != 0)
+        named = ' '.join(f'{i}:{v:.2f}' for v, i in zip(strongest.values[t].tolist(), strongest.indices[t].tolist()) if v != 0)
         yield dict(position=t, token=lm.tokenizer.decode([token]), h=coder.layers[out.routing.layer[0, t]] + 1, p=round(out.routing.probs[0, t].max().item(), 3),
-                   l0=(out.latents[0, t] != 0).sum().item(), nmse=round(nmse[t], 4), strongest_latents=latents)
+                   l0=(latents[0, t] != 0).sum().item(), nmse=round(nmse[t], 4), strongest_latents=named)
