@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 import torch
 from .core import UserError, atomic_path, from_dict, nearest, read_dict
-from .improvements import OPTIONS, topk_sae
+from .improvements import OPTIONS, check_options, prefix_sizes, topk_sae
 from .router import Coder, FixedRouter, RouteSAE, UniformRouter
 from .routers import Entropy, LoadBalance, TopRouteSAE, make_router
 from .baselines import BatchTopKSAE, Crosscoder, GatedSAE, JumpReLUSAE, MLSAE, ReLUSAE
@@ -49,6 +49,10 @@ class CoderConfig:
         if self.top_r < 1: raise UserError(f'coder.top_r: {self.top_r} layers to mix; choose at least 1')
         if self.top_r > 1 and self.routing == 'soft': raise UserError(f'coder.top_r: {self.top_r} layers to mix, but coder.routing = soft mixes all; choose one of the two')
         if self.load_balance < 0: raise UserError(f'coder.load_balance: {self.load_balance} would reward crowding; choose 0 or more')
+        try:
+            check_options(self.d_sae, self.k, self.aux_k, self.multi_k, self.k_start, self.k_settle, self.b_dec_start, self.enc_norm)
+            prefix_sizes(self.prefixes, self.d_sae)
+        except UserError as e: raise UserError(f'coder.{e}') from None
 
 # %% ../nbs/05b_coders.ipynb #c7
 SAES = dict(
