@@ -11,10 +11,14 @@ _modules = {
     "sae": "TopKSAE",
     "router": "Router FixedRouter UniformRouter RouteSAE trace",
     "baselines": "ReLUSAE GatedSAE JumpReLUSAE BatchTopKSAE Crosscoder MLSAE",
+    "routers": "MLPRouter AttentionRouter TopRouteSAE make_router",
+    "improvements": "ImprovedTopKSAE",
     "coders": "CoderConfig make_coder save_coder load_coder",
     "training": "TrainConfig train",
     "sweep": "read_sweep",
+    "finetune": "finetune_kl",
     "evaluation": "evaluate evaluate_run",
+    "interop": "load_official import_official",
 }
 _where = {name: module for module, names in _modules.items() for name in names.split()}
 __all__ = list(_where)
