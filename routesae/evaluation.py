@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch, torch.nn.functional as F
 from torch import nn, Tensor
 from .core import UserError, atomic_path, load_config, provenance, to_dict
-from .activations import LM, NormStats, denormalize, lm_fingerprint, load_lm, normalize, run_clean, splice, unembed
+from .activations import LM, NormStats, denormalize, lm_fingerprint, load_lm, n_blocks, normalize, run_clean, splice, unembed
 from .data import TokenStream, batches
 from .router import Splice, take_layer
 from .coders import load_coder
@@ -178,11 +178,11 @@ def measure_batch(
     tokens, keep = batch.tokens.to(device), batch.keep.to(device)
     layers = all_layers(coders)
     clean = run_clean(lm.model, tokens, layers)
-    coded, finals = {}, {}
+    coded, finals, zeroed = {}, {}, []
     for name, coder in coders.items():
         x = clean.x[:, :, [layers.index(i) for i in coder.layers]]
         c = Coded(*map(torch.stack, zip(*(code_window(coder, *window, scales) for window in zip(x, tokens, keep)))))
-        finals |= {(name, k): f for k, f in _spliced(lm.model, tokens, keep, coder.layers, x, c).items()}
+        finals |= {(name, k): f for k, f in _spliced(lm.model, tokens, keep, coder.layers, x, c, zeroed).items()}
         coded[name] = c._replace(values=None)
     following = F.pad(tokens[:, 1:], (0, 1), value=-1)[keep]
     ce, kl, ce_spliced = divergences(lm.model, clean.final[keep], finals, following, chunk)
@@ -196,13 +196,17 @@ def all_layers(
     return sorted({i for coder in coders.values() for i in coder.layers})
 
 # %% ../nbs/07_evaluation.ipynb #c24
-def _spliced(model, tokens, keep, layers, x, coded):
-    "Final hidden states of the kept tokens for each scale, and for zeros at the same places. Scales that give the same values share a pass."
+def _spliced(model, tokens, keep, layers, x, coded, zeroed):
+    "Final hidden states of the kept tokens for each scale, and for zeros at the same places. Scales that give the same values share a pass, and so do coders that replace the same places with zeros."
     finals, pass_ = {}, lambda values: splice(model, tokens, layers, x, values, coded.where)[keep]
     for s in range(coded.values.shape[1]):
         same = next((r for r in range(s) if torch.equal(coded.values[:, r], coded.values[:, s])), None)
         finals[s] = finals[same] if same is not None else pass_(coded.values[:, s])
-    return finals | {'zero': pass_(x.new_zeros(*x.shape[:2], 1))}
+    places = coded.where.new_zeros(*coded.where.shape[:2], n_blocks(model)) # the same over all blocks of the model [B,T,n]
+    places[..., list(layers)] = coded.where
+    same = next((final for seen, final in zeroed if seen.equal(places)), None)
+    if same is None: zeroed.append((places, same := pass_(x.new_zeros(*x.shape[:2], 1))))
+    return finals | {'zero': same}
 
 def _per_token(coded, keep, **downstream):
     "Only the tokens that count, window after window."
@@ -210,7 +214,7 @@ def _per_token(coded, keep, **downstream):
     kept = {k: getattr(coded, k)[keep] for k in ('probs', 'l0', 'nmse', 'nmse_spliced', 'error', 'square')}
     return TokenMetrics(window, position, chosen=coded.where[keep], **kept, **downstream, vector=coded.vector.sum(0), fired=coded.fired.sum(0), strong=coded.strong.sum(0))
 
-# %% ../nbs/07_evaluation.ipynb #c33
+# %% ../nbs/07_evaluation.ipynb #c35
 class Totals:
     "Running sums of one coder, in float64 on the CPU."
     def __init__(self): self.sums, self.windows, self.window_tokens = {}, 0, 0
@@ -227,7 +231,7 @@ class Totals:
         for k, v in sums.items(): self.sums[k] = self.sums.get(k, 0) + v.double().sum(0).cpu()
         self.windows, self.window_tokens = self.windows + shape[0], max(self.window_tokens, shape[1])
 
-# %% ../nbs/07_evaluation.ipynb #c34
+# %% ../nbs/07_evaluation.ipynb #c36
 def metrics_row(
     totals:Totals, # of one coder
     s:int, # which splice scale
@@ -243,7 +247,7 @@ def metrics_row(
                 kl_per_token_nats=per(t['kl_nats'][s], n), kl_per_sequence_nats=per(t['kl_nats'][s], totals.windows), ce_nats=ce, ce_spliced_nats=spliced, ce_zero_nats=zero,
                 ce_delta_nats=spliced - ce, loss_recovered=loss_recovered(ce, spliced, zero), n_tokens=int(n), n_ce_tokens=int(n_ce), n_windows=totals.windows, window_tokens=totals.window_tokens)
 
-# %% ../nbs/07_evaluation.ipynb #c36
+# %% ../nbs/07_evaluation.ipynb #c38
 class Evaluation(NamedTuple):
     "Two tidy tables and what they rest on."
     results: object # DataFrame, one row per coder and splice scale; `coder` is its name, `method` what it is
@@ -285,7 +289,7 @@ def check_splice(
     if not torch.allclose(again.float(), clean.final.float(), rtol=1e-2, atol=1e-2*clean.final.float().std().item()):
         raise UserError(f'{type(model).__name__}: its blocks pass on more than the residual stream, so reconstructions cannot be spliced in; use another model')
 
-# %% ../nbs/07_evaluation.ipynb #c37
+# %% ../nbs/07_evaluation.ipynb #c39
 def _results(coders, totals, scales):
     "One row per coder and scale."
     import pandas as pd
@@ -318,7 +322,7 @@ class _Progress:
         print(f'evaluate: {self.done:,}' + (f' of {self.total:,}' if self.total else '') + f' tokens, {speed:,.0f} tokens/s' + (f', {left//60:.0f}:{left%60:02.0f} to go' if left is not None else ''),
               file=sys.stderr, flush=True)
 
-# %% ../nbs/07_evaluation.ipynb #c48
+# %% ../nbs/07_evaluation.ipynb #c50
 @dataclass(frozen=True)
 class EvalConfig:
     "How a run is evaluated."
@@ -333,7 +337,7 @@ class EvalConfig:
             if getattr(self, name) is not None and getattr(self, name) < 1: raise UserError(f'{name}: {getattr(self, name)} is too small; choose at least 1')
         if not self.scales or set(self.scales) - {'p', 'none'}: raise UserError(f"scales: {' '.join(self.scales) or 'nothing'}; choose p, none, or both")
 
-# %% ../nbs/07_evaluation.ipynb #c49
+# %% ../nbs/07_evaluation.ipynb #c51
 def evaluate_run(
     run, # folder of a training run
     cfg:EvalConfig=EvalConfig(),
@@ -373,7 +377,7 @@ def run_coders(
     if not folders: raise UserError(f"{run/'coders'}: no coders; train again")
     return folders
 
-# %% ../nbs/07_evaluation.ipynb #c50
+# %% ../nbs/07_evaluation.ipynb #c52
 def with_training(
     results, # DataFrame, one row per coder and splice scale
     run, # folder of the run
