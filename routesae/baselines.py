@@ -370,7 +370,7 @@ class WindowCoder(Coder):
         routing = every_layer(x)
         return Splice(take_layer(self(x).recon, routing.layer), F.one_hot(routing.layer, len(self.layers)).bool())
 
-    def loss_of(self, part, x, keep, n): # what a training step needs, from the SAE's answer for n vectors
+    def loss_of(self, part, x, keep): # what a training step needs, from the SAE's answer
         return LossOutput(part.loss, part.nmse.mean(), part.fired, part.l0, Routing(*(t[keep] for t in every_layer(x))))
 
 class Crosscoder(WindowCoder):
@@ -401,7 +401,7 @@ class Crosscoder(WindowCoder):
     )->LossOutput:
         "Mean over the layers of the normalised MSE, and the penalty."
         keep = self.check(x, keep)
-        return self.loss_of(self.sae.loss(self.flat(x)[keep]), x, keep, 1)
+        return self.loss_of(self.sae.loss(self.flat(x)[keep]), x, keep)
 
 # %% ../nbs/05_baselines.ipynb #c38
 class MLSAE(WindowCoder):
@@ -424,4 +424,4 @@ class MLSAE(WindowCoder):
     )->LossOutput:
         "Mean over tokens and layers of the normalised MSE."
         keep = self.check(x, keep)
-        return self.loss_of(self.sae.loss(x[keep].flatten(0, 1)), x, keep, len(self.layers))
+        return self.loss_of(self.sae.loss(x[keep].flatten(0, 1)), x, keep)

@@ -21,7 +21,8 @@ from .coders import CoderConfig, make_coder, save_coder
 __all__ = ['PRESETS', 'BEHAVIOURS', 'HARMLESS', 'EXPLODED', 'TrainConfig', 'preset', 'behaviour_of', 'lr_factor', 'Trainee',
            'entropy', 'report', 'open_folder', 'locked', 'Progress', 'save_checkpoint', 'load_checkpoint',
            'Interrupted', 'StopFlag', 'Log', 'collapsed', 'StateCache', 'Lane', 'estimate_memory', 'check_memory',
-           'free_memory', 'choose_layers', 'lanes_of', 'reuse_memory', 'train', 'Run', 'headline']
+           'free_memory', 'choose_layers', 'lanes_of', 'reuse_memory', 'train', 'Run', 'write_log', 'finish_lane',
+           'finish_run', 'headline']
 
 # %% ../nbs/06_training.ipynb #c5
 @dataclass(frozen=True)
@@ -432,8 +433,9 @@ def train(
                 return out
             reuse_memory()
             run = Run(cfg, out, lanes, say)
+            (out/'train.json').unlink(missing_ok=True) # coders are added to a finished run
             with StopFlag() as stop: run.go(stop, quiet)
-            run.finish()
+            finish_run(run)
     except UserError: # refused before the first step: leave nothing behind
         if fresh and not (run and run.step): shutil.rmtree(out, ignore_errors=True)
         raise
@@ -522,53 +524,57 @@ class Run:
     def after_step(self, lane, bar):
         "Log, and finish what is at its end."
         if lane.over: return
-        if lane.progress.step % lane.cfg.log_every == 0 or lane.progress.step == lane.n_steps: self.write_log(lane, bar)
-        if not lane.over and lane.progress.step == lane.n_steps: self.finish_lane(lane)
+        if lane.progress.step % lane.cfg.log_every == 0 or lane.progress.step == lane.n_steps: write_log(self, lane, bar)
+        if not lane.over and lane.progress.step == lane.n_steps: finish_lane(self, lane)
 
-    def write_log(self, lane, bar):
-        p, row, name = lane.progress, report(lane.module, lane.cfg.dead_after), lane.name
-        lane.log(step=p.step, tokens=p.tokens, lr=lane.lr*lr_factor(p.step - 1, lane.n_steps, lane.cfg.warmup, lane.cfg.decay), epoch=p.stream.get('epoch', 0), seconds=round(p.seconds, 3), shared_seconds=round(p.shared_seconds, 3), **row)
-        self.tracker.log({f'{name}/{k}': v for k, v in row.items() if isinstance(v, (int, float))}, step=p.step)
-        self.shown[name] = f"{row['nmse']:.4f}"
-        if len(self.lanes) <= 4: bar.set_postfix(self.shown)
-        slot = collapsed(row['layer_shares'])
-        if slot is not None and 'router.weight' in dict(lane.coder.named_parameters()) and name not in self.warned:
-            self.warned.add(name)
-            self.say(f"warning: '{name}' sends {row['layer_shares'][slot]:.0%} of the tokens to h_{lane.coder.layers[slot] + 1}: its router has collapsed on one layer")
-        if row['nmse'] > EXPLODED and p.step > lane.cfg.warmup*lane.n_steps: self.fail(lane, UserError(f"its NMSE is {row['nmse']:.3g} at step {p.step}: it has diverged; lower its lr"))
-
-    def finish_lane(self, lane):
-        "Save a coder, its routing profile and where it comes from."
-        cfg, p, coder, trainee = lane.cfg, lane.progress, lane.coder, lane.module
-        coder.normalize_decoder()
-        facts = dict(lm=cfg.lm, revision=cfg.revision, n_blocks=n_blocks(self.lm.model), lm_fingerprint=self.about['lm'], seed=cfg.seed, tokens=p.tokens)
-        save_coder(coder, lane.target, **facts)
-        n = trainee.layer_count.sum().item()
-        routing = [dict(h=i + 1, share=count/n, mean_p=prob/n) for i, count, prob in zip(coder.layers, trainee.layer_count.tolist(), trainee.prob_sum.tolist())]
-        last = [json.loads(l) for l in lane.log.path.read_text(encoding='utf-8').splitlines()]
-        fifth = [l for l in last if l['step'] > .8*lane.n_steps]
-        lane.close('done', method=cfg.methods[0], behaviour=behaviour_of(cfg), seed=cfg.seed, tokens=p.tokens, steps=p.step, seconds=round(p.seconds, 1), shared_seconds=round(p.shared_seconds, 1),
-                   tokens_per_second=round(p.tokens/p.seconds), last_fifth={k: sum(l[k] for l in fifth)/len(fifth) for k in ('nmse', 'l0', 'dead_fraction')} if fifth else None, routing=routing)
-
-    def finish(self):
-        "The table of routing profiles and, last of all, the provenance. Raises `UserError` when nothing could be trained."
-        ends = {lane.name: json.loads((lane.folder/f"{'done' if lane.done else 'failed'}.json").read_text(encoding='utf-8')) for lane in self.lanes}
-        done, failed = ({n: e for n, e in ends.items() if ('reason' in e) == bad} for bad in (False, True))
-        if not done: raise UserError('; '.join(f"{self.out}: '{n}' has failed: {e['reason']}" for n, e in failed.items()))
-        rows = ''.join(f"{n},{r['h']},{r['share']:.6g},{r['mean_p']:.6g}\n" for n, e in done.items() for r in e['routing'])
-        with atomic_path(self.out/'routing_training.csv') as p: p.write_text('method,h,share,mean_p\n' + rows, encoding='utf-8')
-        self.tracker.end_training()
-        tokens, shared = (max(e[k] for e in done.values()) for k in ('tokens', 'shared_seconds'))
-        seconds = shared + sum(e['seconds'] for e in done.values())
-        facts = provenance(config=to_dict(self.cfg), behaviour=behaviour_of(self.cfg), seed=self.cfg.seed, tokens=tokens, seconds=round(seconds, 1), lm_seconds=shared, lm_dtype=self.about['dtype'],
-                           skipped_records=dict(self.stream.skipped), coders={n: {k: v for k, v in e.items() if k != 'routing'} for n, e in ends.items()})
-        with atomic_path(self.out/'train.json') as p: p.write_text(json.dumps(facts, indent=2) + '\n', encoding='utf-8')
-        self.say(f"trained {len(done)} coder{'s'*(len(done) > 1)} on {tokens:,} tokens in {seconds/60:.1f} min ({tokens/seconds:.0f} tokens/s; the LM took {shared/60:.1f} min); skipped records: {sum(self.stream.skipped.values())}")
-        for n, e in failed.items(): self.say(f"'{n}' has failed: {e['reason']}; delete {self.out/'training'/n} to try it again")
-
+# %% ../nbs/06_training.ipynb #c46
 EXPLODED = 10. # an NMSE above this is a divergence: zeros would have 1
 
-# %% ../nbs/06_training.ipynb #c45
+def write_log(run, lane, bar):
+    "A line of a coder's log; warns of a collapse, closes a lane that has diverged."
+    p, row, name = lane.progress, report(lane.module, lane.cfg.dead_after), lane.name
+    lane.log(step=p.step, tokens=p.tokens, lr=lane.lr*lr_factor(p.step - 1, lane.n_steps, lane.cfg.warmup, lane.cfg.decay), epoch=p.stream.get('epoch', 0), seconds=round(p.seconds, 3), shared_seconds=round(p.shared_seconds, 3), **row)
+    run.tracker.log({f'{name}/{k}': v for k, v in row.items() if isinstance(v, (int, float))}, step=p.step)
+    run.shown[name] = f"{row['nmse']:.4f}"
+    if len(run.lanes) <= 4: bar.set_postfix(run.shown)
+    slot = collapsed(row['layer_shares'])
+    if slot is not None and name not in run.warned and any(n.startswith('router.') for n, _ in lane.coder.named_parameters()): # one that learns
+        run.warned.add(name)
+        run.say(f"warning: '{name}' sends {row['layer_shares'][slot]:.0%} of the tokens to h_{lane.coder.layers[slot] + 1}: its router has collapsed on one layer")
+    if row['nmse'] > EXPLODED and p.step > lane.cfg.warmup*lane.n_steps: run.fail(lane, UserError(f"its NMSE is {row['nmse']:.3g} at step {p.step}: it has diverged; lower its lr"))
+
+# %% ../nbs/06_training.ipynb #c47
+def finish_lane(run, lane):
+    "Save a coder, its routing profile and where it comes from."
+    cfg, p, coder, trainee = lane.cfg, lane.progress, lane.coder, lane.module
+    coder.normalize_decoder()
+    facts = dict(lm=cfg.lm, revision=cfg.revision, n_blocks=n_blocks(run.lm.model), lm_fingerprint=run.about['lm'], seed=cfg.seed, tokens=p.tokens)
+    save_coder(coder, lane.target, **facts)
+    n = trainee.layer_count.sum().item()
+    routing = [dict(h=i + 1, share=count/n, mean_p=prob/n) for i, count, prob in zip(coder.layers, trainee.layer_count.tolist(), trainee.prob_sum.tolist())]
+    last = [json.loads(l) for l in lane.log.path.read_text(encoding='utf-8').splitlines()]
+    fifth = [l for l in last if l['step'] > .8*lane.n_steps]
+    lane.close('done', method=cfg.methods[0], behaviour=behaviour_of(cfg), seed=cfg.seed, tokens=p.tokens, steps=p.step, seconds=round(p.seconds, 1), shared_seconds=round(p.shared_seconds, 1),
+               tokens_per_second=round(p.tokens/p.seconds), last_fifth={k: sum(l[k] for l in fifth)/len(fifth) for k in ('nmse', 'l0', 'dead_fraction')} if fifth else None, routing=routing)
+
+# %% ../nbs/06_training.ipynb #c48
+def finish_run(run):
+    "The table of routing profiles and, last of all, the provenance. Raises `UserError` when nothing could be trained."
+    ends = {p.parent.name: json.loads(p.read_text(encoding='utf-8')) for p in sorted((run.out/'training').glob('*/*.json'))} # those of earlier calls too
+    done, failed = ({n: e for n, e in ends.items() if ('reason' in e) == bad} for bad in (False, True))
+    if not done: raise UserError('; '.join(f"{run.out}: '{n}' has failed: {e['reason']}" for n, e in failed.items()))
+    rows = ''.join(f"{n},{r['h']},{r['share']:.6g},{r['mean_p']:.6g}\n" for n, e in done.items() for r in e['routing'])
+    with atomic_path(run.out/'routing_training.csv') as p: p.write_text('method,h,share,mean_p\n' + rows, encoding='utf-8')
+    run.tracker.end_training()
+    tokens, shared = (max(e[k] for e in done.values()) for k in ('tokens', 'shared_seconds'))
+    seconds = shared + sum(e['seconds'] for e in done.values())
+    facts = provenance(config=to_dict(run.cfg), behaviour=behaviour_of(run.cfg), seed=run.cfg.seed, tokens=tokens, seconds=round(seconds, 1), lm_seconds=shared, lm_dtype=run.about['dtype'],
+                       skipped_records=dict(run.stream.skipped), coders={n: {k: v for k, v in e.items() if k != 'routing'} for n, e in ends.items()})
+    with atomic_path(run.out/'train.json') as p: p.write_text(json.dumps(facts, indent=2) + '\n', encoding='utf-8')
+    run.say(f"trained {len(done)} coder{'s'*(len(done) > 1)} on {tokens:,} tokens in {seconds/60:.1f} min ({tokens/seconds:.0f} tokens/s; the LM took {shared/60:.1f} min); skipped records: {sum(run.stream.skipped.values())}")
+    for n, e in failed.items(): run.say(f"'{n}' has failed: {e['reason']}; delete {run.out/'training'/n} to try it again")
+
+# %% ../nbs/06_training.ipynb #c49
 def _tracker(cfg, out, device):
     "An Accelerator that holds nothing but the tracker asked for."
     import importlib.util
