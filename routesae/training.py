@@ -335,7 +335,7 @@ class Lane:
     def step(self, x, keep):
         "One step of the optimiser. Raises `UserError` when the loss is no longer finite."
         with _drawing(self.cfg.seed, self.progress.step, x.device):
-            if self.progress.step == 0: self.module.start(x, keep)
+            if not self.module.layer_count.any(): self.module.start(x, keep) # the first batch with a token that counts
             out = self.trainee(x, keep)
         if not out.loss.isfinite(): raise UserError(f'the loss is not finite at step {self.progress.step}; lower its lr, or start from other text')
         self.accelerator.backward(out.loss)
