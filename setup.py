@@ -23,7 +23,7 @@ setup(
     packages=find_packages(include=["routesae", "routesae.*"]),
     python_requires=">=" + cfg["min_python"],
     install_requires=cfg["requirements"].split(),
-    extras_require={"dev": cfg["dev_requirements"].split(), "wandb": ["wandb"]},
+    extras_require={"dev": cfg["dev_requirements"].split(), "jit": cfg["jit_requirements"].split(), "wandb": ["wandb"]},
     entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": [f"{cfg['lib_name']}={cfg['lib_name']}._modidx:d"]},
     zip_safe=False,
 )

@@ -9,6 +9,7 @@ _modules = {
     "data": "DataConfig TokenStream batches fetch_demo",
     "activations": "load_lm middle_layers read_residual replace_residual normalize denormalize",
     "sae": "TopKSAE",
+    "fast_topk": "FastTopKSAE",
     "router": "Router FixedRouter UniformRouter RouteSAE trace",
     "baselines": "ReLUSAE GatedSAE JumpReLUSAE BatchTopKSAE Crosscoder MLSAE",
     "routers": "MLPRouter AttentionRouter TopRouteSAE make_router",

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import nn, Tensor
 from .core import UserError, nearest
-from .sae import SAE, SAELoss, TopKSAE, normalized_mse, pair_sum
+from .sae import SAE, SAELoss, bag_sum, normalized_mse, pair_sum
+from .fast_topk import FastTopKSAE, workspace
 from .router import Coder, CoderOutput, LossOutput, Routing, Splice, check_scale, take_layer
 
 # %% auto #0
@@ -41,7 +42,8 @@ class _ActiveEncode(torch.autograd.Function):
     "The entries of `x W_enc^T + b_enc` that `choose` picks, with gradients over them only."
     @staticmethod
     def forward(ctx, x, W_enc, b_enc, choose):
-        pre = torch.addmm(b_enc, x, W_enc.T).to(W_enc.dtype) # autocast may have made it bf16
+        room = workspace(len(x), len(W_enc), W_enc.dtype, x.device)
+        pre = torch.addmm(b_enc, x.to(W_enc.dtype), W_enc.T, out=room if len(room) == len(x) else None)
         at = choose(pre).flatten().nonzero()[:, 0]
         rows, cols = at // pre.shape[1], at % pre.shape[1]
         ctx.save_for_backward(x, W_enc, rows, cols)
@@ -76,7 +78,7 @@ def active_decode(
     "`z W_dec` without the zeros."
     if crowded(z): return to_matrix(z) @ W_dec
     count = torch.bincount(z.rows, minlength=z.shape[0])
-    return F.embedding_bag(z.cols, W_dec, count.cumsum(0) - count, mode='sum', per_sample_weights=z.values)
+    return bag_sum(z.values, z.cols, count.cumsum(0) - count, W_dec)
 
 # %% ../nbs/05_baselines.ipynb #c11
 class L0Controller(nn.Module):
@@ -194,7 +196,10 @@ class ReLUSAE(ActiveSAE):
         z = self.active(x)
         return self.result(z, x if target is None else target, self.control.penalty*self.price(z))
 
-    def start(self, x): self.b_enc.data.copy_(-self.thresholds(x))
+    def start(self, x):
+        super().start(x)
+        self.b_enc.data.copy_(-self.thresholds(x))
+
     def after_step(self, l0, progress=1.): self.control.update(l0, progress)
 
 # %% ../nbs/05_baselines.ipynb #c20
@@ -232,7 +237,9 @@ class GatedSAE(ActiveSAE):
         frozen = active_decode(gate, self.W_dec.detach()) + self.b_dec.detach()
         return self.result(self.magnitude(gate), target, self.control.penalty*gate.values.sum()/(len(x)*self.d_model**.5) + normalized_mse(frozen, target).mean())
 
-    def start(self, x): self.b_gate.data.copy_(-self.thresholds(x)); self.b_mag.data.copy_(self.b_gate)
+    def start(self, x):
+        super().start(x)
+        for bias in self.b_gate, self.b_mag: bias.data.copy_(-self.thresholds(x))
     def after_step(self, l0, progress=1.): self.control.update(l0, progress)
 
 # %% ../nbs/05_baselines.ipynb #c23
@@ -286,7 +293,9 @@ class JumpReLUSAE(ActiveSAE):
         z, on = self.jump(x)
         return self.result(z, x if target is None else target, self.control.penalty*on.sum()/len(x))
 
-    def start(self, x): self.threshold.data.copy_(self.thresholds(x).clamp_min(0) / self.d_model**.5)
+    def start(self, x):
+        super().start(x)
+        self.threshold.data.copy_(self.thresholds(x).clamp_min(0) / self.d_model**.5)
 
     @torch.no_grad()
     def after_step(self, l0, progress=1.):
@@ -300,7 +309,7 @@ class BatchTopKSAE(ActiveSAE):
         d_model:int, # width of the vectors, D
         d_sae:int, # number of latents, M
         k:int, # active latents per vector, on average
-        smooth:float=0.99, # share of the old value in the running threshold
+        smooth:float=0.9, # share of the old value in the running threshold; a longer memory lags behind training
     ):
         super().__init__(d_model, d_sae, k)
         self.smooth = smooth
@@ -384,7 +393,7 @@ class Crosscoder(WindowCoder):
     ):
         if kind not in ('relu', 'topk'): raise UserError(f"kind: '{kind}' is unknown; {nearest(kind, ('relu', 'topk'))}")
         width = len(layers)*d_model
-        super().__init__(WindowReLUSAE(width, d_sae, k, len(layers)) if kind == 'relu' else TopKSAE(width, d_sae, k), layers, d_model)
+        super().__init__(WindowReLUSAE(width, d_sae, k, len(layers)) if kind == 'relu' else FastTopKSAE(width, d_sae, k), layers, d_model)
 
     def flat(self, x): self.check(x); return x.flatten(-2)
     def encode(self, x): return self.sae.encode(self.flat(x))

@@ -41,8 +41,9 @@ class CoderConfig:
     prefixes:tuple[float, ...]=() # shares of the dictionary that reconstruct on their own, rising to 1 (Matryoshka, arXiv 2503.17547)
     k_start:int=0 # active latents per vector at the start of training (arXiv 2410.20526); 0 is k
     k_settle:float=0.1 # share of training over which k_start falls to k
-    b_dec_start:Literal['zero', 'mean', 'median']='zero' # where b_dec starts; median is the geometric one (arXiv 2406.04093)
+    b_dec_start:Literal['zero', 'mean', 'median']='zero' # where b_dec starts, for every SAE; median is the geometric one (arXiv 2406.04093)
     enc_norm:float|None=None # norm of a TopK encoder's rows at the start, parallel to the decoder's (arXiv 2406.04093); none: as they are drawn
+    select:Literal['auto', 'float32', 'bfloat16']='auto' # how a TopK SAE finds its latents: among all in fp32, or among bf16 candidates that fp32 scores again; auto: the faster one there
 
     def __post_init__(self):
         if not 0 < self.k <= self.d_sae: raise UserError(f'coder.k: {self.k} active latents out of coder.d_sae = {self.d_sae}; choose k between 1 and d_sae')
@@ -50,13 +51,13 @@ class CoderConfig:
         if self.top_r > 1 and self.routing == 'soft': raise UserError(f'coder.top_r: {self.top_r} layers to mix, but coder.routing = soft mixes all; choose one of the two')
         if self.load_balance < 0: raise UserError(f'coder.load_balance: {self.load_balance} would reward crowding; choose 0 or more')
         try:
-            check_options(self.d_sae, self.k, self.aux_k, self.multi_k, self.k_start, self.k_settle, self.b_dec_start, self.enc_norm)
+            check_options(self.d_sae, self.k, self.aux_k, self.multi_k, self.k_start, self.k_settle, self.enc_norm)
             prefix_sizes(self.prefixes, self.d_sae)
         except UserError as e: raise UserError(f'coder.{e}') from None
 
 # %% ../nbs/05b_coders.ipynb #c7
 SAES = dict(
-    topk=lambda c, d: topk_sae(d, c.d_sae, c.k, c.relu, **{n: getattr(c, n) for n in OPTIONS}),
+    topk=lambda c, d: topk_sae(d, c.d_sae, c.k, c.relu, c.select, **{n: getattr(c, n) for n in OPTIONS}),
     batchtopk=lambda c, d: BatchTopKSAE(d, c.d_sae, c.k),
     relu=lambda c, d: ReLUSAE(d, c.d_sae, c.k),
     gated=lambda c, d: GatedSAE(d, c.d_sae, c.k),
@@ -88,7 +89,9 @@ def make_coder(
 )->Coder:
     "Build a fresh coder. Raises `UserError` for an unknown method."
     if method not in METHODS: raise UserError(f"method '{method}' is unknown; {nearest(method, METHODS)}")
-    return described(METHODS[method](cfg, tuple(layers), d_model), method, cfg, layers, d_model)
+    coder = METHODS[method](cfg, tuple(layers), d_model)
+    coder.sae.b_dec_start = cfg.b_dec_start
+    return described(coder, method, cfg, layers, d_model)
 
 def described(
     coder:Coder,

@@ -4,14 +4,15 @@
 
 # %% ../nbs/03_sae.ipynb #c2
 from __future__ import annotations
+import warnings
 from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import nn, Tensor
 from .core import UserError
 
 # %% auto #0
-__all__ = ['TopK', 'pair_sum', 'sparse_encode', 'sparse_decode', 'normalized_mse', 'fvu', 'l0', 'SAE', 'TopKSAE', 'SAELoss',
-           'to_dense']
+__all__ = ['STARTS', 'TopK', 'pair_sum', 'pair_dots', 'bag_sum', 'rows_of', 'choose_topk', 'sparse_encode', 'sparse_decode',
+           'normalized_mse', 'fvu', 'l0', 'geometric_median', 'SAE', 'TopKSAE', 'SAELoss', 'to_dense']
 
 # %% ../nbs/03_sae.ipynb #c8
 class TopK(NamedTuple):
@@ -31,12 +32,59 @@ def pair_sum(
     order, count = groups.argsort(stable=True), torch.bincount(groups, minlength=n)
     return F.embedding_bag(members[order], vectors, count.cumsum(0) - count, mode='sum', per_sample_weights=weights[order])
 
-# %% ../nbs/03_sae.ipynb #c11
+# %% ../nbs/03_sae.ipynb #c10
+def pair_dots(
+    latents:Tensor, # the latents of all vectors, one vector after the other [P]
+    starts:Tensor, # where each vector's begin [N]
+    x:Tensor, # vectors [N,D]
+    W:Tensor, # a row for each latent [M,D]
+)->Tensor: # [P]
+    "The product of each vector with the rows of its own latents."
+    ends = torch.cat([starts, starts.new_tensor([len(latents)])])
+    if x.device.type == 'cpu':
+        with warnings.catch_warnings(action='ignore'): # that sparse arrays in CSR form are in beta
+            places = torch.sparse_csr_tensor(ends, latents, x.new_zeros(len(latents)), (len(x), len(W)), check_invariants=False)
+            return torch.sparse.sampled_addmm(places, x, W.T, beta=0.).values()
+    rows = torch.repeat_interleave(ends.diff())
+    return torch.cat([torch.linalg.vecdot(x[r], W[c]) for r, c in zip(rows.split(2**18), latents.split(2**18))]) # in pieces: each holds a row for each pair
+
+class _BagSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, latents, starts, W):
+        ctx.save_for_backward(values, latents, starts, W)
+        return F.embedding_bag(latents, W, starts, mode='sum', per_sample_weights=values)
+
+    @staticmethod
+    def backward(ctx, drecon):
+        values, latents, starts, W = ctx.saved_tensors
+        drecon = drecon.contiguous()
+        dvalues = pair_dots(latents, starts, drecon, W) if ctx.needs_input_grad[0] else None
+        dW = pair_sum(latents, rows_of(starts, len(latents)), values, drecon, len(W)) if ctx.needs_input_grad[3] else None
+        return dvalues, None, None, dW
+
+def bag_sum(
+    values:Tensor, # activations of all vectors, one vector after the other [P]
+    latents:Tensor, # their latents [P]
+    starts:Tensor, # where each vector's begin [N]
+    W:Tensor, # a row for each latent [M,D]
+)->Tensor: # [N,D]
+    "For each vector the sum of its latents' rows, weighted by their activations."
+    return _BagSum.apply(values, latents, starts, W)
+
+def rows_of(
+    starts:Tensor, # where each vector's latents begin [N]
+    n:int, # how many there are in all, P
+)->Tensor: # the vector of each, ascending [P]
+    "Which vector each place belongs to."
+    ends = torch.cat([starts, starts.new_tensor([n])])
+    return torch.repeat_interleave(ends.diff(), output_size=n)
+
+# %% ../nbs/03_sae.ipynb #c12
 class _SparseEncode(torch.autograd.Function):
     "Top k of `x W_enc^T + b_enc`, with gradients over the k chosen only."
     @staticmethod
-    def forward(ctx, x, W_enc, b_enc, k):
-        values, indices = torch.addmm(b_enc, x, W_enc.T).topk(k, dim=-1)
+    def forward(ctx, x, W_enc, b_enc, k, choose):
+        values, indices = choose(x, W_enc, b_enc, k)
         ctx.save_for_backward(x, W_enc, indices)
         ctx.mark_non_differentiable(indices)
         return values, indices
@@ -47,29 +95,35 @@ class _SparseEncode(torch.autograd.Function):
         dvalues, M = dvalues.contiguous(), len(W_enc)
         dx = F.embedding_bag(indices, W_enc, mode='sum', per_sample_weights=dvalues) if ctx.needs_input_grad[0] else None
         latents, weights = indices.reshape(-1), dvalues.reshape(-1)
-        tokens = torch.arange(len(x), device=x.device).repeat_interleave(indices.shape[-1])
+        tokens = torch.arange(len(latents), device=x.device) // indices.shape[-1]
         dW = pair_sum(latents, tokens, weights, x, M) if ctx.needs_input_grad[1] else None
         db = x.new_zeros(M).index_add_(0, latents, weights) if ctx.needs_input_grad[2] else None
-        return dx, dW, db, None
+        return dx, dW, db, None, None
 
-# %% ../nbs/03_sae.ipynb #c12
+# %% ../nbs/03_sae.ipynb #c13
+def choose_topk(x, W_enc, b_enc, k):
+    "Pre-activations and numbers of the chosen latents [N,K]: the equation as it stands."
+    return torch.addmm(b_enc, x, W_enc.T).topk(k, dim=-1)
+
 def sparse_encode(
     x:Tensor, # centred vectors [N,D]
     W_enc:Tensor, # encoder [M,D]
     b_enc:Tensor, # latent bias [M]
     k:int, # latents to keep
+    choose=choose_topk, # how they are found: a function like `choose_topk`, which is not differentiated
 )->TopK:
     "The k largest of `W_enc x + b_enc`; the gradient is that of the dense computation."
-    return TopK(*_SparseEncode.apply(x, W_enc, b_enc, k))
+    return TopK(*_SparseEncode.apply(x, W_enc, b_enc, k, choose))
 
 def sparse_decode(
     code:TopK, # active latents [N,K]
     W_dec:Tensor, # decoder, a row for each latent [M,D]
 )->Tensor: # [N,D]
     "The sum of the active decoder rows, weighted by their activations: `z W_dec` without the zeros."
-    return F.embedding_bag(code.indices, W_dec, mode='sum', per_sample_weights=code.values)
+    N, K = code.indices.shape
+    return bag_sum(code.values.reshape(-1), code.indices.reshape(-1), torch.arange(0, N*K, K, device=W_dec.device), W_dec)
 
-# %% ../nbs/03_sae.ipynb #c16
+# %% ../nbs/03_sae.ipynb #c17
 def normalized_mse(
     recon:Tensor, # reconstruction [...,D]
     x:Tensor, # what it should be [...,D]
@@ -91,7 +145,22 @@ def l0(
     "Number of non-zero latents."
     return (latents != 0).sum(-1)
 
-# %% ../nbs/03_sae.ipynb #c20
+# %% ../nbs/03_sae.ipynb #c21
+STARTS = 'zero', 'mean', 'median' # of b_dec
+
+@torch.no_grad()
+def geometric_median(
+    x:Tensor, # vectors [N,D]
+    steps:int=20, # of Weiszfeld
+)->Tensor: # [D]
+    "The point whose distances to all vectors add up to least."
+    median = x.mean(0)
+    for _ in range(steps):
+        weight = 1 / (x - median).norm(dim=-1, keepdim=True).clamp_min(1e-6)
+        median = (weight*x).sum(0) / weight.sum()
+    return median
+
+# %% ../nbs/03_sae.ipynb #c24
 class SAE(nn.Module):
     "What every sparse autoencoder here shares: a row of encoder and decoder for each latent, and two biases."
     def __init__(self,
@@ -106,6 +175,8 @@ class SAE(nn.Module):
         self.W_dec = nn.Parameter(self.W_enc.detach().clone())
         self.b_enc, self.b_dec = nn.Parameter(torch.zeros(d_sae)), nn.Parameter(torch.zeros(d_model))
         self.normalize_decoder()
+
+    b_dec_start = 'zero' # where b_dec starts, of `STARTS`
 
     def extra_repr(self): return f'd_model={self.d_model}, d_sae={self.d_sae}, k={self.k}'
 
@@ -123,7 +194,8 @@ class SAE(nn.Module):
     def start(self,
         x:Tensor, # the first vectors that it will learn from [N,D]
     ):
-        "Called once, before the first step; an SAE that starts from the data overrides it."
+        "Called once, before the first step: sets b_dec. An SAE that takes more from the data extends it."
+        if self.b_dec_start != 'zero': self.b_dec.data.copy_(x.mean(0) if self.b_dec_start == 'mean' else geometric_median(x))
 
     def after_step(self,
         l0:Tensor, # active latents per vector in the step, mean, scalar
@@ -137,7 +209,7 @@ class SAE(nn.Module):
         "`latents W_dec + b_dec`; takes edited latents too."
         return latents @ self.W_dec + self.b_dec
 
-# %% ../nbs/03_sae.ipynb #c21
+# %% ../nbs/03_sae.ipynb #c25
 class TopKSAE(SAE):
     "TopK sparse autoencoder over single vectors (Gao et al. 2024, arXiv 2406.04093); the shared SAE of RouteSAE, equations 9 to 11."
     def __init__(self,
@@ -151,13 +223,19 @@ class TopKSAE(SAE):
 
     def extra_repr(self): return f'{super().extra_repr()}, relu={self.relu}'
 
+    @property
+    def k_now(self): return self.k # a subclass may train with another
+    @property
+    def chooser(self): return choose_topk # a subclass may be faster
+
     def encode_topk(self,
         x:Tensor, # vectors [...,D]
-    )->TopK: # [...,K]
+        k:int|None=None, # active latents per vector; the SAE's own if None
+    )->TopK: # in no particular order [...,K]
         "The active latents only."
-        values, indices = sparse_encode((x - self.b_dec).reshape(-1, self.d_model), self.W_enc, self.b_enc, self.k)
-        values = values.relu() if self.relu else values
-        return TopK(values.view(*x.shape[:-1], self.k), indices.view(*x.shape[:-1], self.k))
+        k = k or self.k_now
+        values, indices = sparse_encode((x - self.b_dec).reshape(-1, self.d_model), self.W_enc, self.b_enc, k, self.chooser)
+        return TopK((values.relu() if self.relu else values).view(*x.shape[:-1], k), indices.view(*x.shape[:-1], k))
 
     def decode_topk(self,
         code:TopK, # active latents [...,K]
@@ -191,7 +269,7 @@ class TopKSAE(SAE):
         active = code.values != 0
         return SAELoss(error.mean(), error.detach(), code.indices[active].bincount(minlength=self.d_sae), active.sum(-1).float().mean())
 
-# %% ../nbs/03_sae.ipynb #c22
+# %% ../nbs/03_sae.ipynb #c26
 class SAELoss(NamedTuple):
     "What one SAE has to say about a batch of vectors."
     loss: Tensor # to be minimised, scalar
