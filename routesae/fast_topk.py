@@ -13,25 +13,31 @@ from .activations import best_dtype
 from .sae import SAELoss, TopKSAE, pair_dots
 
 # %% auto #0
-__all__ = ['MARGIN', 'ROWS', 'CHOICES', 'compiled', 'largest', 'workspace', 'choose_float32', 'choose_bfloat16', 'choice',
+__all__ = ['JIT', 'MARGIN', 'ROWS', 'CHOICES', 'compiled', 'largest', 'workspace', 'choose_float32', 'choose_bfloat16', 'choice',
            'FastTopKSAE']
 
 # %% ../nbs/03b_fast_topk.ipynb #c5
+JIT = True # False: plain torch even where numba is installed
+
 @functools.cache
-def compiled():
-    "The compiled kernels, or None where numba is not installed."
+def _kernels():
     try: from routesae import kernels
-    except ImportError: return None
+    except ImportError: return None # no numba
     return kernels
+
+def compiled():
+    "The compiled kernels, or None where numba is not installed or not wanted."
+    return _kernels() if JIT else None
 
 def largest(
     pre:Tensor, # pre-activations [N,M]
     k:int, # how many to keep
 )->tuple: # values [N,k], indices [N,k], in no particular order
     "The k largest of each row, by the fastest way there is."
-    fits = pre.device.type == 'cpu' and pre.dtype == torch.float32 and pre.numel() >= 2**20
-    if fits and compiled(): return compiled().top_k(pre, k)
-    return tuple(pre.topk(k, dim=-1, sorted=False))
+    fits = pre.device.type == 'cpu' and pre.dtype in (torch.float32, torch.bfloat16) and pre.numel() >= 2**20
+    if not fits or not compiled(): return tuple(pre.topk(k, dim=-1, sorted=False))
+    indices = compiled().top_k(pre, k)
+    return pre.gather(1, indices), indices
 
 # %% ../nbs/03b_fast_topk.ipynb #c8
 MARGIN = 16 # further candidates from bf16
