@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sweep test docs figures lab readme export clean
+.PHONY: help setup demo bench sweep test docs figures lab readme export clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -40,6 +40,9 @@ demo: setup ## train a RouteSAE and its TopK baseline on a small LM, evaluate bo
 	$(BIN)/routesae fetch
 	$(BIN)/routesae train --preset demo --out $(RUN) $(if $(TOKENS),--n-tokens $(TOKENS))
 	$(BIN)/routesae evaluate $(RUN) $(if $(TOKENS),--n-tokens 4000,--expect data/results/demo.csv)
+
+bench: setup ## time training steps, the harvest, a sweep of 42 coders and memory; writes data/results/speed.json (about 10 minutes)
+	$(BIN)/python -m routesae.bench
 
 sweep: setup ## train and measure all methods of the paper on the demo (about an hour on 2 cores, 13 GB of disk for the states)
 	$(BIN)/routesae fetch
