@@ -6,7 +6,7 @@
 from __future__ import annotations
 import hashlib, json, math, sys, time, zlib
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 import torch, torch.nn.functional as F
@@ -15,22 +15,25 @@ from .core import UserError, atomic_path, load_config, provenance, to_dict
 from .activations import LM, NormStats, denormalize, lm_fingerprint, load_lm, n_blocks, normalize, run_clean, splice, unembed
 from .data import TokenStream, batches
 from .router import Splice, take_layer
+from .baselines import Active
 from .coders import load_coder
 from .sae import normalized_mse
 
 # %% auto #0
-__all__ = ['kl_nats', 'ce_nats', 'loss_recovered', 'divergences', 'Coded', 'code_window', 'strong_activation', 'replaced',
-           'to_residual', 'TokenMetrics', 'measure_batch', 'all_layers', 'Totals', 'metrics_row', 'Evaluation',
-           'evaluate', 'check_splice', 'EvalConfig', 'evaluate_run', 'check_belongs', 'run_coders', 'with_training']
+__all__ = ['kl_nats', 'ce_nats', 'loss_recovered', 'divergences', 'Coded', 'code_window', 'coding_once', 'active_code', 'counts',
+           'strong_activation', 'replaced', 'to_residual', 'TokenMetrics', 'measure_batch', 'all_layers', 'Totals',
+           'metrics_row', 'Evaluation', 'evaluate', 'check_splice', 'EvalConfig', 'evaluate_run', 'check_belongs',
+           'run_coders', 'with_training']
 
 # %% ../nbs/07_evaluation.ipynb #c5
 def kl_nats(
     log_p:Tensor, # the model's own log-probabilities [N,V] fp32
     log_q:Tensor, # after splicing [N,V] fp32
     p:Tensor|None=None, # exp(log_p), if it is there already [N,V]
+    room:Tensor|None=None, # an array to work in, `log_q` itself where it is not needed any more [N,V]
 )->Tensor: # nats [N]
     r"$\mathrm{KL}(p \| q) = \sum_v p_v (\log p_v - \log q_v)$."
-    return (log_p - log_q).mul_(log_p.exp() if p is None else p).sum(-1)
+    return torch.sub(log_p, log_q, out=room).mul_(log_p.exp() if p is None else p).sum(-1)
 
 def ce_nats(
     log_q:Tensor, # log-probabilities [N,V]
@@ -56,7 +59,7 @@ def divergences(
     clean:Tensor, # final hidden states of the clean pass [N,D]
     spliced:dict, # name -> final hidden states of a spliced pass [N,D]
     targets:Tensor, # the token that came next, -1 where the window ends [N]
-    chunk:int|None=None, # positions unembedded at a time; None: what 64 MB of logits hold, 1 GB on a GPU
+    chunk:int|None=None, # positions unembedded at a time; None: what 32 MB of logits hold, 1 GB on a GPU
 )->tuple: # clean CE [N], name -> KL [N], name -> CE [N]; all in nats, fp32
     "KL to the clean pass and cross-entropy at each position, in pieces that keep memory at chunk x V."
     different = {id(f): f for f in spliced.values()} # two names may share a pass
@@ -67,19 +70,20 @@ def divergences(
         p = log_p.exp()
         for i, final in different.items():
             log_q = unembed(model, final[at]).float().log_softmax(-1)
-            out[i].append((kl_nats(log_p, log_q, p), ce_nats(log_q, targets[at])))
+            ce_q = ce_nats(log_q, targets[at])
+            out[i].append((kl_nats(log_p, log_q, p, room=log_q), ce_q))
     empty = clean.new_zeros(0, dtype=torch.float32)
     kl, ce_spliced = ({i: torch.cat([empty, *(o[j] for o in parts)]) for i, parts in out.items()} for j in (0, 1))
     return torch.cat([empty, *ce]), {n: kl[id(f)] for n, f in spliced.items()}, {n: ce_spliced[id(f)] for n, f in spliced.items()}
 
 def _chunk_for(model)->int:
-    "Positions whose fp32 logits fill 64 MB, or 1 GB on a GPU."
-    return max(1, 2**(26 if model.device.type == 'cpu' else 30) // (4*model.config.get_text_config().vocab_size))
+    "Positions whose fp32 logits fill 32 MB, or 1 GB on a GPU."
+    return max(1, 2**(25 if model.device.type == 'cpu' else 30) // (4*model.config.get_text_config().vocab_size))
 
 # %% ../nbs/07_evaluation.ipynb #c16
 class Coded(NamedTuple):
-    "A window seen by a coder; [S] runs over the splice scales. Nothing here is as wide as the dictionary but one count."
-    values: Tensor # reconstructions in the residual's scale [S,T,D] or [S,T,L,D]
+    "A window seen by a coder; [S] runs over the splice scales. Nothing here is as wide as the dictionary but two counts."
+    values: Tensor # reconstructions in the residual's scale [S,T,D]
     where: Tensor # the layer that each kept token's reconstruction replaces [T,L] bool
     probs: Tensor # the router's probabilities [T,L]
     l0: Tensor # active latents [T]
@@ -89,7 +93,6 @@ class Coded(NamedTuple):
     square: Tensor # |routed|^2 [T]
     vector: Tensor # sum of routed over the kept tokens [D] fp64
     fired: Tensor # kept tokens on which each latent is active [M]
-    strong: Tensor # kept tokens on which it exceeds `strong_activation` [M]
     strong: Tensor # kept tokens on which it exceeds `strong_activation` [M]
 
 # %% ../nbs/07_evaluation.ipynb #c17
@@ -103,19 +106,56 @@ def code_window(
 )->Coded:
     "Reconstruction and splice of one window; tokens outside `keep` are not replaced."
     x, stats = normalize(x[None])
-    with _seeded_by(tokens): out = coder(x)
-    splices = []
-    for scale in scales:
-        with _seeded_by(tokens): splices.append(coder.splice(x, scale))
+    with coding_once(coder.sae):
+        with _seeded_by(tokens): out = coder(x)
+        splices = []
+        for scale in scales:
+            with _seeded_by(tokens): splices.append(coder.splice(x, scale))
     per_token = lambda t: t.reshape(len(tokens), -1).mean(-1)
     routed, recon = out.routed.reshape(len(tokens), -1), out.recon.reshape(len(tokens), -1)
-    latents = out.latents[0].view(len(tokens), -1, out.latents.shape[-1]) # [T,1,M], or [T,L,M] where each layer has a code
-    active, strong = latents != 0, latents > strong_activation(x.shape[-1])
-    return Coded(torch.cat([to_residual(s, stats) for s in splices]), splices[0].where[0] & keep[:, None], out.routing.probs[0], per_token(active.sum(-1).float()),
-                 per_token(normalized_mse(out.recon, out.routed)), torch.stack([per_token(normalized_mse(s.values, replaced(s, x))) for s in splices], -1),
-                 (recon - routed).square().sum(-1), routed.square().sum(-1), routed[keep].double().sum(0), active[keep].sum((0, 1)), strong[keep].sum((0, 1)))
+    return Coded(values=torch.cat([to_residual(s, stats) for s in splices]), where=splices[0].where[0] & keep[:, None], probs=out.routing.probs[0],
+                 nmse=per_token(normalized_mse(out.recon, out.routed)), nmse_spliced=torch.stack([per_token(normalized_mse(s.values, replaced(s, x))) for s in splices], -1),
+                 error=(recon - routed).square().sum(-1), square=routed.square().sum(-1), vector=routed[keep].double().sum(0),
+                 **counts(out.latents, keep, strong_activation(x.shape[-1])))
 
-# %% ../nbs/07_evaluation.ipynb #c18
+# %% ../nbs/07_evaluation.ipynb #c19
+@contextmanager
+def coding_once(
+    sae:nn.Module, # a coder's SAE
+):
+    "Inside, `sae` codes the same vectors once only, and `sae.code` gives the active latents (`Active`) in place of `[...,M]`."
+    known = []
+    def code(x):
+        answer = next((answer for seen, answer in known if seen.equal(x)), None)
+        if answer is None: known.append((x, answer := active_code(sae, x)))
+        return answer
+    sae.code, sae.forward = code, lambda x: code(x)[1]
+    try: yield
+    finally: del sae.code, sae.forward
+
+def active_code(
+    sae:nn.Module, # one that has `active` and `decode_active`, or `encode_topk` and `decode_topk`
+    x:Tensor, # vectors [...,D], N of them
+)->tuple: # Active, reconstruction [...,D]
+    "Code and reconstruction without an array `[N,M]` of latents."
+    flat = x.reshape(-1, x.shape[-1])
+    if hasattr(sae, 'active'): z = sae.active(flat); return z, sae.decode_active(z).view(x.shape)
+    code = sae.encode_topk(flat)
+    rows = torch.arange(code.indices.numel(), device=x.device) // code.indices.shape[-1]
+    return Active(code.values.flatten(), rows, code.indices.flatten(), (len(flat), sae.d_sae)), sae.decode_topk(code).view(x.shape)
+
+def counts(
+    z:Active, # the code of T tokens, of one vector each or several
+    keep:Tensor, # tokens that count [T] bool
+    threshold:float, # what a strong activation exceeds
+)->dict: # l0 [T], mean over a token's vectors; fired [M], strong [M]
+    "How many latents each token has, and how many kept tokens each latent."
+    each, (N, M), on = z.shape[0]//len(keep), z.shape, z.values != 0
+    values, token, latent = z.values[on], z.rows[on]//each, z.cols[on]
+    kept, of = keep[token], lambda these: latent[these].bincount(minlength=M)
+    return dict(l0=token.bincount(minlength=len(keep))/each, fired=of(kept), strong=of(kept & (values > threshold)))
+
+# %% ../nbs/07_evaluation.ipynb #c20
 def strong_activation(
     d_model:int, # width of the residual stream, D
 )->float: # an activation
@@ -125,14 +165,14 @@ def strong_activation(
 def replaced(
     splice:Splice, # a coder's answer
     states:Tensor, # anything per layer [B,T,L,...]
-)->Tensor: # [B,T,...], or [B,T,L,...] where a coder replaces every layer
+)->Tensor: # [B,T,...]
     "The entries of `states` at the layers that the splice replaces."
-    return states if splice.values.ndim == 4 else take_layer(states, splice.where.int().argmax(-1))
+    return take_layer(states, splice.where.int().argmax(-1))
 
 def to_residual(
     splice:Splice, # a coder's answer, normalised
     stats:NormStats, # of the states that it saw [B,T,L,1]
-)->Tensor: # [B,T,D], or [B,T,L,D] where a coder replaces every layer
+)->Tensor: # [B,T,D]
     "Back to the scale of the state that is replaced."
     return denormalize(splice.values, NormStats(*(replaced(splice, s) for s in stats)))
 
@@ -144,7 +184,7 @@ def _seeded_by(tokens):
         torch.manual_seed(zlib.crc32(tokens.cpu().numpy().tobytes()))
         yield
 
-# %% ../nbs/07_evaluation.ipynb #c22
+# %% ../nbs/07_evaluation.ipynb #c26
 class TokenMetrics(NamedTuple):
     "One coder on the N kept tokens of a batch; [S] runs over the splice scales."
     window: Tensor # row of the batch [N]
@@ -164,7 +204,7 @@ class TokenMetrics(NamedTuple):
     fired: Tensor # tokens on which each latent is active [M]
     strong: Tensor # tokens on which it exceeds `strong_activation` [M]
 
-# %% ../nbs/07_evaluation.ipynb #c23
+# %% ../nbs/07_evaluation.ipynb #c27
 @torch.no_grad()
 def measure_batch(
     lm:LM, # model and tokenizer
@@ -195,7 +235,7 @@ def all_layers(
     "Every block that any of the coders reads."
     return sorted({i for coder in coders.values() for i in coder.layers})
 
-# %% ../nbs/07_evaluation.ipynb #c24
+# %% ../nbs/07_evaluation.ipynb #c28
 def _spliced(model, tokens, keep, layers, x, coded, zeroed):
     "Final hidden states of the kept tokens for each scale, and for zeros at the same places. Scales that give the same values share a pass, and so do coders that replace the same places with zeros."
     finals, pass_ = {}, lambda values: splice(model, tokens, layers, x, values, coded.where)[keep]
@@ -214,7 +254,7 @@ def _per_token(coded, keep, **downstream):
     kept = {k: getattr(coded, k)[keep] for k in ('probs', 'l0', 'nmse', 'nmse_spliced', 'error', 'square')}
     return TokenMetrics(window, position, chosen=coded.where[keep], **kept, **downstream, vector=coded.vector.sum(0), fired=coded.fired.sum(0), strong=coded.strong.sum(0))
 
-# %% ../nbs/07_evaluation.ipynb #c35
+# %% ../nbs/07_evaluation.ipynb #c41
 class Totals:
     "Running sums of one coder, in float64 on the CPU."
     def __init__(self): self.sums, self.windows, self.window_tokens = {}, 0, 0
@@ -231,7 +271,7 @@ class Totals:
         for k, v in sums.items(): self.sums[k] = self.sums.get(k, 0) + v.double().sum(0).cpu()
         self.windows, self.window_tokens = self.windows + shape[0], max(self.window_tokens, shape[1])
 
-# %% ../nbs/07_evaluation.ipynb #c36
+# %% ../nbs/07_evaluation.ipynb #c42
 def metrics_row(
     totals:Totals, # of one coder
     s:int, # which splice scale
@@ -247,7 +287,7 @@ def metrics_row(
                 kl_per_token_nats=per(t['kl_nats'][s], n), kl_per_sequence_nats=per(t['kl_nats'][s], totals.windows), ce_nats=ce, ce_spliced_nats=spliced, ce_zero_nats=zero,
                 ce_delta_nats=spliced - ce, loss_recovered=loss_recovered(ce, spliced, zero), n_tokens=int(n), n_ce_tokens=int(n_ce), n_windows=totals.windows, window_tokens=totals.window_tokens)
 
-# %% ../nbs/07_evaluation.ipynb #c38
+# %% ../nbs/07_evaluation.ipynb #c44
 class Evaluation(NamedTuple):
     "Two tidy tables and what they rest on."
     results: object # DataFrame, one row per coder and splice scale; `coder` is its name, `method` what it is
@@ -289,7 +329,7 @@ def check_splice(
     if not torch.allclose(again.float(), clean.final.float(), rtol=1e-2, atol=1e-2*clean.final.float().std().item()):
         raise UserError(f'{type(model).__name__}: its blocks pass on more than the residual stream, so reconstructions cannot be spliced in; use another model')
 
-# %% ../nbs/07_evaluation.ipynb #c39
+# %% ../nbs/07_evaluation.ipynb #c45
 def _results(coders, totals, scales):
     "One row per coder and scale."
     import pandas as pd
@@ -322,14 +362,14 @@ class _Progress:
         print(f'evaluate: {self.done:,}' + (f' of {self.total:,}' if self.total else '') + f' tokens, {speed:,.0f} tokens/s' + (f', {left//60:.0f}:{left%60:02.0f} to go' if left is not None else ''),
               file=sys.stderr, flush=True)
 
-# %% ../nbs/07_evaluation.ipynb #c50
+# %% ../nbs/07_evaluation.ipynb #c56
 @dataclass(frozen=True)
 class EvalConfig:
     "How a run is evaluated."
     n_tokens:int=24_000 # length of the evaluation, in tokens of held-out text read
     batch_size:int=8 # windows in a pass of the language model
     scales:tuple[Literal['p', 'none'], ...]=('p', 'none') # splice scales: code p x as trained, or x itself as in the paper's figures
-    chunk:int|None=None # positions whose logits are held at a time; none: what 64 MB hold, 1 GB on a GPU
+    chunk:int|None=None # positions whose logits are held at a time; none: what 32 MB hold, 1 GB on a GPU
     device:Literal['auto', 'cpu', 'cuda']='auto' # where to compute
 
     def __post_init__(self):
@@ -337,7 +377,7 @@ class EvalConfig:
             if getattr(self, name) is not None and getattr(self, name) < 1: raise UserError(f'{name}: {getattr(self, name)} is too small; choose at least 1')
         if not self.scales or set(self.scales) - {'p', 'none'}: raise UserError(f"scales: {' '.join(self.scales) or 'nothing'}; choose p, none, or both")
 
-# %% ../nbs/07_evaluation.ipynb #c51
+# %% ../nbs/07_evaluation.ipynb #c57
 def evaluate_run(
     run, # folder of a training run
     cfg:EvalConfig=EvalConfig(),
@@ -377,7 +417,7 @@ def run_coders(
     if not folders: raise UserError(f"{run/'coders'}: no coders; train again")
     return folders
 
-# %% ../nbs/07_evaluation.ipynb #c52
+# %% ../nbs/07_evaluation.ipynb #c58
 def with_training(
     results, # DataFrame, one row per coder and splice scale
     run, # folder of the run
