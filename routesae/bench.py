@@ -271,7 +271,7 @@ def bench(
 # %% ../nbs/16_bench.ipynb #c28
 def main():
     import argparse
-    parser = argparse.ArgumentParser(description='Time training steps, the harvest, a sweep and memory; see the page "Speed".')
+    parser = argparse.ArgumentParser(description='Time training steps, the harvest, a sweep and memory.')
     parser.add_argument('--out', default='data/results/speed.json', help='where the results go')
     parser.add_argument('--quick', action='store_true', help="the demo's size and few rounds only")
     bench(**vars(parser.parse_args()))
