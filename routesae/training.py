@@ -70,8 +70,8 @@ PRESETS = {
     'llama-3.2-1b': dict(lm='meta-llama/Llama-3.2-1B-Instruct', data=dict(text='segyges/OpenWebText2', n_ctx=512), coder=dict(d_sae=16384, k=64), n_tokens=100_000_000, batch_size=64),
 }
 BEHAVIOURS = {
-    'improved': {'coder.relu': True, 'coder.detach_target': True, 'coder.router_loss': 'top2', 'coder.random_per': 'token', 'norm_every': 1, 'special_tokens': False},
-    'official': {'coder.relu': False, 'coder.detach_target': False, 'coder.router_loss': 'paper', 'coder.random_per': 'batch', 'norm_every': 10, 'special_tokens': True},
+    'improved': {'coder.relu': True, 'coder.detach_target': True, 'coder.router_loss': 'top2', 'coder.random_per': 'token', 'coder.b_dec_start': 'mean', 'norm_every': 1, 'special_tokens': False},
+    'official': {'coder.relu': False, 'coder.detach_target': False, 'coder.router_loss': 'paper', 'coder.random_per': 'batch', 'coder.b_dec_start': 'zero', 'norm_every': 10, 'special_tokens': True},
 }
 
 def preset(
