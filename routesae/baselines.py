@@ -9,13 +9,14 @@ from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import nn, Tensor
 from .core import UserError, nearest
-from .sae import SAE, SAELoss, bag_sum, normalized_mse, pair_sum
-from .fast_topk import FastTopKSAE, workspace
+from .sae import SAE, SAELoss, bag_sum, normalized_mse, pair_dots, pair_sum
+from .fast_topk import FastTopKSAE, choice, workspace
 from .router import Coder, CoderOutput, LossOutput, Routing, Splice, check_scale, take_layer
 
 # %% auto #0
-__all__ = ['Active', 'crowded', 'to_matrix', 'active_encode', 'active_decode', 'L0Controller', 'ActiveSAE', 'ReLUSAE', 'GatedSAE',
-           'JumpReLUSAE', 'BatchTopKSAE', 'WindowReLUSAE', 'every_layer', 'WindowCoder', 'Crosscoder', 'MLSAE']
+__all__ = ['SLACK', 'Active', 'crowded', 'to_matrix', 'near', 'all_pre', 'find_active', 'active_encode', 'active_decode',
+           'L0Controller', 'ActiveSAE', 'ReLUSAE', 'GatedSAE', 'JumpReLUSAE', 'BatchTopKSAE', 'WindowReLUSAE',
+           'every_layer', 'WindowCoder', 'Crosscoder', 'MLSAE']
 
 # %% ../nbs/05_baselines.ipynb #c5
 class Active(NamedTuple):
@@ -37,18 +38,62 @@ def to_matrix(
     "Zeros, and the activations in their places."
     return z.values.new_zeros(z.shape[0]*z.shape[1]).scatter(0, z.rows*z.shape[1] + z.cols, z.values).view(z.shape)
 
-# %% ../nbs/05_baselines.ipynb #c6
+# %% ../nbs/05_baselines.ipynb #c7
+SLACK = 2**-5 # what bf16 may err, in units of |x| |w| / sqrt(D)
+
+def near(
+    pre:Tensor, # pre-activations [N,M]
+    low, # what they have to exceed, number or [M]
+    most:int|None=None, # how many are wanted; None: all
+)->Tensor: # places in the flattened array, ascending [P]
+    "The entries above `low`; if only the largest are wanted, few more than those."
+    places = lambda low: (pre > torch.as_tensor(low, device=pre.device).to(pre.dtype)).flatten().nonzero()[:, 0]
+    if most:
+        sample = pre.flatten()[::max(1, pre.numel()//100_000)] # tells a value that all of them exceed, but for bad luck
+        guess = sample.topk(min(len(sample), 1 + 2*len(sample)*most//pre.numel())).values[-1]
+        if len(at := places(torch.maximum(guess, torch.as_tensor(low, device=pre.device)))) >= most: return at
+    return places(low)
+
+def all_pre(x, W_enc, b_enc)->Tensor: # [N,M], in the shared array where it fits
+    "`W_enc x + b_enc`, in the dtype of `x`."
+    room = workspace(len(x), len(W_enc), x.dtype, x.device)
+    return torch.addmm(b_enc, x, W_enc.T, out=room if len(room) == len(x) else None)
+
+@torch.no_grad()
+def find_active(
+    x:Tensor, # centred vectors [N,D]
+    W_enc:Tensor, # encoder [M,D]
+    b_enc:Tensor, # latent bias [M]
+    floor=0., # what a pre-activation has to exceed: number or [M]
+    most:int|None=None, # keep this many of all, the largest; None: every one
+    select:str='float32', # float32, or bfloat16 candidates
+)->Active: # of pre-activations
+    "Entries of `W_enc x + b_enc` above a floor."
+    (N, D), M = x.shape, len(W_enc)
+    x, low, slack = x.to(W_enc.dtype), floor, 0.
+    if select == 'bfloat16':
+        slack = SLACK*x.norm(dim=-1).max()*W_enc.norm(dim=-1)/D**.5 + 2**-7*(b_enc.abs() + abs(floor)) # bias and floor are rounded too
+        pre = all_pre(x.bfloat16(), W_enc.bfloat16(), b_enc.bfloat16())
+        at = near(pre, low - slack, most)
+        if len(at) > N*M / 16: select = 'float32'
+    if select == 'float32':
+        pre = all_pre(x, W_enc, b_enc)
+        at = near(pre, low, most)
+    rows, cols = at // M, at % M
+    if select == 'float32': values = pre.flatten()[at]
+    else: values = pair_dots(cols, (count := rows.bincount(minlength=N)).cumsum(0) - count, x, W_enc) + b_enc[cols]
+    kept = values > (floor if isinstance(floor, float) else floor[cols])
+    if most and kept.sum() > most: kept = kept.index_fill(0, values.topk(len(values) - most, largest=False).indices, False)
+    return Active(values[kept], rows[kept], cols[kept], (N, M))
+
 class _ActiveEncode(torch.autograd.Function):
-    "The entries of `x W_enc^T + b_enc` that `choose` picks, with gradients over them only."
+    "`find_active` with gradients over what it found."
     @staticmethod
-    def forward(ctx, x, W_enc, b_enc, choose):
-        room = workspace(len(x), len(W_enc), W_enc.dtype, x.device)
-        pre = torch.addmm(b_enc, x.to(W_enc.dtype), W_enc.T, out=room if len(room) == len(x) else None)
-        at = choose(pre).flatten().nonzero()[:, 0]
-        rows, cols = at // pre.shape[1], at % pre.shape[1]
-        ctx.save_for_backward(x, W_enc, rows, cols)
-        ctx.mark_non_differentiable(rows, cols)
-        return pre.flatten()[at], rows, cols
+    def forward(ctx, x, W_enc, b_enc, floor, most, select):
+        z = find_active(x, W_enc, b_enc, floor, most, select)
+        ctx.save_for_backward(x, W_enc, z.rows, z.cols)
+        ctx.mark_non_differentiable(z.rows, z.cols)
+        return z[:3]
 
     @staticmethod
     def backward(ctx, dvalues, *_):
@@ -59,17 +104,19 @@ class _ActiveEncode(torch.autograd.Function):
         dx = dW = None
         if ctx.needs_input_grad[0]: dx = dense @ W_enc if dense is not None else active_decode(dz, W_enc)
         if ctx.needs_input_grad[1]: dW = dense.T @ x if dense is not None else pair_sum(cols, rows, dvalues, x, M)
-        return dx, dW, dvalues.new_zeros(M).index_add_(0, cols, dvalues), None
+        return dx, dW, dvalues.new_zeros(M).index_add_(0, cols, dvalues), None, None, None
 
-# %% ../nbs/05_baselines.ipynb #c7
+# %% ../nbs/05_baselines.ipynb #c8
 def active_encode(
     x:Tensor, # centred vectors [N,D]
     W_enc:Tensor, # encoder [M,D]
     b_enc:Tensor, # latent bias [M]
-    choose, # pre-activations [N,M] -> which of them to keep, bool [N,M]
-)->Active: # the chosen pre-activations
-    "Chosen entries of `W_enc x + b_enc`; the gradient is that of the dense computation."
-    return Active(*_ActiveEncode.apply(x, W_enc, b_enc, choose), (len(x), len(W_enc)))
+    floor=0., # what a pre-activation has to exceed: number or [M]
+    most:int|None=None, # keep this many of all, the largest; None: every one
+    select:str='float32', # float32, or bfloat16 candidates
+)->Active: # of pre-activations
+    "Entries of `W_enc x + b_enc` above a floor; the gradient is that of the dense computation."
+    return Active(*_ActiveEncode.apply(x, W_enc, b_enc, floor, most, select), (len(x), len(W_enc)))
 
 def active_decode(
     z:Active,
@@ -80,7 +127,7 @@ def active_decode(
     count = torch.bincount(z.rows, minlength=z.shape[0])
     return bag_sum(z.values, z.cols, count.cumsum(0) - count, W_dec)
 
-# %% ../nbs/05_baselines.ipynb #c11
+# %% ../nbs/05_baselines.ipynb #c14
 class L0Controller(nn.Module):
     "Moves a penalty until the wanted number of latents fires; its state is kept with the weights."
     def __init__(self,
@@ -127,17 +174,19 @@ class L0Controller(nn.Module):
         self.log_penalty.add_(self.trend + self.integral*near + self.proportional*change)
         self.error.copy_(error)
 
-# %% ../nbs/05_baselines.ipynb #c15
+# %% ../nbs/05_baselines.ipynb #c18
 class ActiveSAE(SAE):
     "An SAE whose number of active latents differs from vector to vector."
+    select = 'auto' # how latents are found: float32, bfloat16 (candidates, scored again in fp32), or auto, the faster one there
 
     def pre(self,
         x:Tensor, # vectors [N,D]
-        choose, # pre-activations [N,M] -> bool [N,M]
         bias:Tensor, # [M]
+        floor=0., # what it has to exceed: number or [M]
+        most:int|None=None, # keep this many of all, the largest
     )->Active:
-        "Chosen entries of `W_enc (x - b_dec) + bias`; the centring is part of the bias, so that no gradient of `x` is needed for it."
-        return active_encode(x, self.W_enc, bias - self.W_enc @ self.b_dec, choose)
+        "Entries of `W_enc (x - b_dec) + bias` above a floor; the centring is part of the bias, so that no gradient of `x` is needed for it."
+        return active_encode(x, self.W_enc, bias - self.W_enc @ self.b_dec, floor, most, choice(self.select, x.device))
 
     def active(self, x): raise NotImplementedError
 
@@ -169,7 +218,7 @@ class ActiveSAE(SAE):
         share = min(self.control.wanted(0.)/self.d_sae, 1.)
         return ((x - self.b_dec) @ self.W_enc.T).kthvalue(max(1, round((1 - share)*len(x))), dim=0).values
 
-# %% ../nbs/05_baselines.ipynb #c17
+# %% ../nbs/05_baselines.ipynb #c20
 class ReLUSAE(ActiveSAE):
     "ReLU SAE with an L1 penalty that is steered to L0 = k (the paper's vanilla baseline; Bricken et al. 2023)."
     def __init__(self,
@@ -180,7 +229,7 @@ class ReLUSAE(ActiveSAE):
         super().__init__(d_model, d_sae, k)
         self.control = L0Controller(k, penalty=0.1)
 
-    def active(self, x): return self.pre(x, lambda pre: pre > 0, self.b_enc)
+    def active(self, x): return self.pre(x, self.b_enc)
 
     def price(self,
         z:Active,
@@ -202,7 +251,7 @@ class ReLUSAE(ActiveSAE):
 
     def after_step(self, l0, progress=1.): self.control.update(l0, progress)
 
-# %% ../nbs/05_baselines.ipynb #c20
+# %% ../nbs/05_baselines.ipynb #c23
 class GatedSAE(ActiveSAE):
     "Gated SAE, arXiv 2404.16014, with its auxiliary loss; the penalty is steered to L0 = k."
     def __init__(self,
@@ -219,7 +268,7 @@ class GatedSAE(ActiveSAE):
         x:Tensor, # vectors [N,D]
     )->Active: # a + b_gate where it is positive
         "The latents that fire."
-        return self.pre(x, lambda pre: pre > 0, self.b_gate)
+        return self.pre(x, self.b_gate)
 
     def magnitude(self, gate):
         "The code, from the open gates."
@@ -242,7 +291,7 @@ class GatedSAE(ActiveSAE):
         for bias in self.b_gate, self.b_mag: bias.data.copy_(-self.thresholds(x))
     def after_step(self, l0, progress=1.): self.control.update(l0, progress)
 
-# %% ../nbs/05_baselines.ipynb #c23
+# %% ../nbs/05_baselines.ipynb #c26
 class _Jump(torch.autograd.Function):
     "`a` where it exceeds its threshold, and 1 there; the box of width `eps` for the threshold's gradient."
     @staticmethod
@@ -258,7 +307,7 @@ class _Jump(torch.autograd.Function):
         box = ((a - threshold).abs() < ctx.eps/2).to(a.dtype) / ctx.eps
         return dz*on, -(threshold*dz + dcount)*box, None
 
-# %% ../nbs/05_baselines.ipynb #c24
+# %% ../nbs/05_baselines.ipynb #c27
 class JumpReLUSAE(ActiveSAE):
     "JumpReLU SAE, arXiv 2407.14435; the L0 penalty is steered to L0 = k."
     def __init__(self,
@@ -279,7 +328,7 @@ class JumpReLUSAE(ActiveSAE):
     )->tuple: # Active, and 1 for each of its entries that fires [P]
         "The code, with the latents just below their threshold as zeros."
         theta = self.theta
-        z = self.pre(x, lambda pre: pre > theta - self.eps/2, self.b_enc)
+        z = self.pre(x, self.b_enc, (theta - self.eps/2).detach())
         values, on = _Jump.apply(z.values, theta[z.cols], self.eps)
         return z._replace(values=values), on
 
@@ -302,7 +351,7 @@ class JumpReLUSAE(ActiveSAE):
         self.control.update(l0, progress)
         self.threshold.clamp_min_(0) # a negative one would let latents fire backwards
 
-# %% ../nbs/05_baselines.ipynb #c30
+# %% ../nbs/05_baselines.ipynb #c33
 class BatchTopKSAE(ActiveSAE):
     "BatchTopK SAE, arXiv 2412.06410: the largest N k activations of a batch in training, a threshold in evaluation mode."
     def __init__(self,
@@ -315,19 +364,9 @@ class BatchTopKSAE(ActiveSAE):
         self.smooth = smooth
         self.register_buffer('threshold', torch.tensor(-1.)) # below zero: none seen yet
 
-    def active(self, x): return self.pre(x, self.largest if self.training or self.threshold < 0 else lambda pre: pre > self.threshold, self.b_enc)
-
-    def largest(self,
-        pre:Tensor, # pre-activations [N,M]
-    )->Tensor: # bool [N,M]
-        "The N k largest positive ones."
-        flat = pre.flatten()
-        floor = flat[::max(1, len(flat)//100_000)] # a sample tells below which value none of them lies
-        floor = floor.topk(min(len(floor), 1 + 2*len(floor)*self.k//self.d_sae)).values[-1].clamp_min(0)
-        near = (flat > floor).nonzero()[:, 0]
-        if len(near) < len(pre)*self.k: near = (flat > 0).nonzero()[:, 0]
-        best = near[flat[near].topk(min(len(near), len(pre)*self.k), sorted=False).indices]
-        return torch.zeros_like(flat, dtype=torch.bool).index_fill_(0, best, True).view(pre.shape)
+    def active(self, x):
+        if self.training or self.threshold < 0: return self.pre(x, self.b_enc, most=len(x)*self.k)
+        return self.pre(x, self.b_enc, self.threshold.item())
 
     def loss(self,
         x:Tensor, # vectors [N,D]
@@ -340,7 +379,7 @@ class BatchTopKSAE(ActiveSAE):
             self.threshold.copy_(torch.where(self.threshold < 0, least, self.smooth*self.threshold + (1 - self.smooth)*least))
         return self.result(z, x if target is None else target)
 
-# %% ../nbs/05_baselines.ipynb #c34
+# %% ../nbs/05_baselines.ipynb #c37
 class WindowReLUSAE(ReLUSAE):
     "A ReLU SAE over a concatenated window: activations cost the sum of their decoder norms by layer (Lindsey et al. 2024)."
     def __init__(self, d_model, d_sae, k, n_layers):
@@ -362,7 +401,7 @@ def every_layer(
     probs = x.new_full((*x.shape[:-2], L), 1/L)
     return Routing(probs.log(), probs, torch.full(x.shape[:-2], slot % L, device=x.device), x.new_ones(x.shape[:-2]))
 
-# %% ../nbs/05_baselines.ipynb #c35
+# %% ../nbs/05_baselines.ipynb #c38
 class WindowCoder(Coder):
     "A coder that codes every layer of the window; its splice replaces the last one."
     def __init__(self, sae, layers, d_model):
@@ -412,7 +451,7 @@ class Crosscoder(WindowCoder):
         keep = self.check(x, keep)
         return self.loss_of(self.sae.loss(self.flat(x)[keep]), x, keep)
 
-# %% ../nbs/05_baselines.ipynb #c38
+# %% ../nbs/05_baselines.ipynb #c41
 class MLSAE(WindowCoder):
     "A single SAE trained on every layer of the window, arXiv 2409.04185."
     def __init__(self,

@@ -43,7 +43,7 @@ class CoderConfig:
     k_settle:float=0.1 # share of training over which k_start falls to k
     b_dec_start:Literal['zero', 'mean', 'median']='zero' # where b_dec starts, for every SAE; median is the geometric one (arXiv 2406.04093)
     enc_norm:float|None=None # norm of a TopK encoder's rows at the start, parallel to the decoder's (arXiv 2406.04093); none: as they are drawn
-    select:Literal['auto', 'float32', 'bfloat16']='auto' # how a TopK SAE finds its latents: among all in fp32, or among bf16 candidates that fp32 scores again; auto: the faster one there
+    select:Literal['auto', 'float32', 'bfloat16']='auto' # how an SAE finds the latents that fire: among all in fp32, or among bf16 candidates that fp32 scores again; auto: the faster one there
 
     def __post_init__(self):
         if not 0 < self.k <= self.d_sae: raise UserError(f'coder.k: {self.k} active latents out of coder.d_sae = {self.d_sae}; choose k between 1 and d_sae')
@@ -90,7 +90,7 @@ def make_coder(
     "Build a fresh coder. Raises `UserError` for an unknown method."
     if method not in METHODS: raise UserError(f"method '{method}' is unknown; {nearest(method, METHODS)}")
     coder = METHODS[method](cfg, tuple(layers), d_model)
-    coder.sae.b_dec_start = cfg.b_dec_start
+    coder.sae.b_dec_start, coder.sae.select = cfg.b_dec_start, cfg.select
     return described(coder, method, cfg, layers, d_model)
 
 def described(

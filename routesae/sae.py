@@ -11,8 +11,9 @@ from torch import nn, Tensor
 from .core import UserError
 
 # %% auto #0
-__all__ = ['STARTS', 'TopK', 'pair_sum', 'pair_dots', 'bag_sum', 'rows_of', 'choose_topk', 'sparse_encode', 'sparse_decode',
-           'normalized_mse', 'fvu', 'l0', 'geometric_median', 'SAE', 'TopKSAE', 'SAELoss', 'to_dense']
+__all__ = ['WIDE', 'SLICE', 'STARTS', 'TopK', 'slices', 'gather_sum', 'pair_sum', 'pair_dots', 'bag_sum', 'rows_of',
+           'choose_topk', 'sparse_encode', 'sparse_decode', 'normalized_mse', 'fvu', 'l0', 'geometric_median', 'SAE',
+           'TopKSAE', 'SAELoss', 'to_dense']
 
 # %% ../nbs/03_sae.ipynb #c8
 class TopK(NamedTuple):
@@ -21,6 +22,26 @@ class TopK(NamedTuple):
     indices: Tensor # which latents, 0..M-1 [...,K]
 
 # %% ../nbs/03_sae.ipynb #c9
+WIDE, SLICE = 4096, 576 # columns: from where rows are gathered in slices, and how wide these are
+
+def slices(
+    D:int, # columns
+    device, # where the rows are
+)->list: # of slice objects
+    "Rows of many columns do not stay in a processor's cache until they are wanted again; slices of them do."
+    step = SLICE if torch.device(device).type == 'cpu' and D > WIDE else D
+    return [slice(i, min(i + step, D)) for i in range(0, D, step)]
+
+def gather_sum(
+    members:Tensor, # the rows that are added up, one sum after the other [P]
+    weights:Tensor, # their coefficients [P]
+    starts:Tensor, # where each sum begins [N]
+    rows:Tensor, # [M,D]
+)->Tensor: # [N,D]
+    "Weighted sums of rows; not differentiated."
+    parts = [F.embedding_bag(members, rows[:, s].contiguous(), starts, mode='sum', per_sample_weights=weights) for s in slices(rows.shape[1], rows.device)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
 def pair_sum(
     groups:Tensor, # the row that each pair is added to, 0..n-1 [P]
     members:Tensor, # the vector of each pair [P]
@@ -30,7 +51,7 @@ def pair_sum(
 )->Tensor: # [n,D]
     "Row g is the sum of `weights[p] * vectors[members[p]]` over the pairs with `groups[p] == g`."
     order, count = groups.argsort(stable=True), torch.bincount(groups, minlength=n)
-    return F.embedding_bag(members[order], vectors, count.cumsum(0) - count, mode='sum', per_sample_weights=weights[order])
+    return gather_sum(members[order], weights[order], count.cumsum(0) - count, vectors)
 
 # %% ../nbs/03_sae.ipynb #c10
 def pair_dots(
@@ -44,7 +65,8 @@ def pair_dots(
     if x.device.type == 'cpu':
         with warnings.catch_warnings(action='ignore'): # that sparse arrays in CSR form are in beta
             places = torch.sparse_csr_tensor(ends, latents, x.new_zeros(len(latents)), (len(x), len(W)), check_invariants=False)
-            return torch.sparse.sampled_addmm(places, x, W.T, beta=0.).values()
+            for s in slices(x.shape[1], x.device): places = torch.sparse.sampled_addmm(places, x[:, s].contiguous(), W[:, s].contiguous().T)
+        return places.values()
     rows = torch.repeat_interleave(ends.diff())
     return torch.cat([torch.linalg.vecdot(x[r], W[c]) for r, c in zip(rows.split(2**18), latents.split(2**18))]) # in pieces: each holds a row for each pair
 
@@ -52,7 +74,7 @@ class _BagSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, values, latents, starts, W):
         ctx.save_for_backward(values, latents, starts, W)
-        return F.embedding_bag(latents, W, starts, mode='sum', per_sample_weights=values)
+        return gather_sum(latents, values, starts, W)
 
     @staticmethod
     def backward(ctx, drecon):
