@@ -10,15 +10,18 @@ import pandas as pd, torch, torch.nn.functional as F
 from torch import Tensor
 from . import fast_topk
 from .core import atomic_path, provenance, set_seed
-from .activations import best_device, best_dtype, load_lm, middle_layers, n_blocks, normalize, read_residual
+from .data import TokenBatch, TokenStream, batches
+from .activations import LM, best_device, best_dtype, load_lm, middle_layers, n_blocks, normalize, read_residual
 from .sae import TopKSAE
-from .fast_topk import CHOICES, FastTopKSAE
+from .fast_topk import CHOICES, FastTopKSAE, choice
 from .coders import CoderConfig, make_coder
+from .training import preset
+from .evaluation import measure_batch
 
 # %% auto #0
 __all__ = ['SIZES', 'wait', 'rounds', 'ratios', 'dense_loss', 'stepper', 'with_kernels', 'sae_steps', 'peer_steps',
-           'selection_misses', 'full_pass', 'dense_route_step', 'route_step', 'end_to_end', 'peak_after', 'memory',
-           'growth', 'bench', 'main']
+           'selection_misses', 'real_text', 'full_pass', 'dense_route_step', 'route_step', 'end_to_end',
+           'evaluation_cost', 'peak_after', 'memory', 'growth', 'bench', 'main']
 
 # %% ../nbs/16_bench.ipynb #c4
 def wait(): # until the GPU is done, if there is one
@@ -133,6 +136,44 @@ def selection_misses(
     return {m: (found[:, min(sae.k + m, found.shape[1]) - 1] < sae.k).float().mean().item() for m in margins}
 
 # %% ../nbs/16_bench.ipynb #c16
+def real_text(
+    lm:LM, # language model and tokenizer
+    data=None, # `DataConfig`; None: the demo's text
+    n:int=200, # steps
+    windows:int=4, # in a batch
+    d_sae:int=4608, # latents, M
+    k:int=64, # active ones
+    kept:int=2000, # vectors of later text on which misses are counted
+)->dict: # nmse of each step: dense, ours; selection of ours; misses by margin
+    "Train a TopK SAE on the window's last layer by the dense reference and by our step, on the same batches."
+    text = batches(TokenStream(data or preset('demo').data, lm.tokenizer), windows)
+    layer = middle_layers(n_blocks(lm.model))[-1:]
+    def vectors():
+        batch = next(text)
+        return normalize(read_residual(lm.model, batch.tokens.to(lm.model.device), layer))[0][batch.keep].flatten(0, 1).float()
+    x = vectors()
+    def fresh(cls):
+        set_seed(0)
+        sae = cls(x.shape[-1], d_sae, k).to(x.device)
+        sae.b_dec.data.copy_(x.mean(0))
+        return sae
+    dense, ours = fresh(TopKSAE), fresh(FastTopKSAE)
+    losses = dict(dense=lambda: dense_loss(dense, x), ours=lambda: ours.loss(x).loss)
+    curves = {name: [] for name in losses}
+    def watched(name):
+        def loss():
+            value = losses[name]()
+            curves[name].append(value.item())
+            return value
+        return loss
+    steps = [stepper(dense, watched('dense'), dense.normalize_decoder), stepper(ours, watched('ours'), ours.normalize_decoder, fused=True)]
+    for _ in range(n):
+        for step in steps: step()
+        x = vectors()
+    while len(x) < kept: x = torch.cat([x, vectors()])
+    return dict(curves=curves, select=choice('auto', x.device), misses=selection_misses(ours, x), vectors=len(x))
+
+# %% ../nbs/16_bench.ipynb #c18
 def full_pass(
     model, # a transformers causal LM in fp32
     tokens:Tensor, # windows of token ids [B,T]
@@ -157,7 +198,7 @@ def dense_route_step(
 def route_step(coder, x): # a function that makes one step of ours
     return stepper(coder, lambda: coder.loss(x).loss, coder.normalize_decoder, fused=True)
 
-# %% ../nbs/16_bench.ipynb #c17
+# %% ../nbs/16_bench.ipynb #c19
 def end_to_end(
     lm:str='demo', # language model
     n_coders:int=42, # of the sweep
@@ -184,9 +225,33 @@ def end_to_end(
     ratio = dict(harvest=by_round(lambda t: t['full fp32 pass']/t['harvest']),
                  one=by_round(lambda t: (t['full fp32 pass'] + t['dense RouteSAE step'])/(t['harvest'] + t['RouteSAE step'])),
                  sweep=by_round(lambda t: n_coders*(t['full fp32 pass'] + t['dense RouteSAE step'])/(t['harvest'] + t[f'{n_coders} RouteSAE steps'])))
-    return dict(tokens=tokens.numel(), n_coders=n_coders, dtype=str(best_dtype(device)), seconds=s.to_dict(), ratios=ratio)
+    total = s['harvest'] + s['RouteSAE step']
+    return dict(tokens=tokens.numel(), n_coders=n_coders, dtype=quick, seconds=s.to_dict(), ratios=ratio, tokens_per_second=tokens.numel()/total, lm_share=s['harvest']/total)
 
-# %% ../nbs/16_bench.ipynb #c22
+# %% ../nbs/16_bench.ipynb #c24
+def evaluation_cost(
+    lm:LM, # language model and tokenizer
+    shape:tuple=(8, 256), # windows and tokens in a batch
+    cfg:CoderConfig=CoderConfig(d_sae=4608, k=64), # of every coder
+    n:int=3, # rounds
+)->dict: # name -> seconds of a batch (median), and ratios to one RouteSAE
+    "Evaluate one RouteSAE, the paper's six methods, and six RouteSAEs on one batch."
+    device, layers = lm.model.device, middle_layers(n_blocks(lm.model))
+    tokens = torch.randint(0, lm.model.config.vocab_size, shape, device=device)
+    batch = TokenBatch(tokens, torch.ones_like(tokens, dtype=torch.bool), None)
+    x = normalize(read_residual(lm.model, tokens, layers))[0].float()
+    def started(method, seed=0):
+        set_seed(seed)
+        coder = make_coder(method, cfg, layers, x.shape[-1]).to(device)
+        coder.start(x if len(coder.layers) > 1 else x[:, :, -1:], batch.keep)
+        return coder.eval()
+    six = {m: started(m) for m in ('topk', 'relu', 'gated', 'crosscoder', 'random', 'routesae')}
+    routed = {str(seed): started('routesae', seed) for seed in range(6)}
+    coders = {'one RouteSAE': {'routesae': six['routesae']}, 'the six methods': six, 'six RouteSAEs': routed}
+    seconds = rounds({name: functools.partial(measure_batch, lm, c, batch) for name, c in coders.items()}, n)
+    return dict(tokens=tokens.numel(), seconds=seconds.median().to_dict(), ratios=seconds.div(seconds['one RouteSAE'], axis=0).median().to_dict())
+
+# %% ../nbs/16_bench.ipynb #c27
 def peak_after(
     n_coders:int, # RouteSAEs that are trained in turn
     d_model:int=576, # width, D
@@ -215,7 +280,7 @@ def memory(
     a, b = min(counts), max(counts)
     return dict(peaks=peaks, parameters=parameters, further=(peaks[b] - peaks[a])/(b - a))
 
-# %% ../nbs/16_bench.ipynb #c24
+# %% ../nbs/16_bench.ipynb #c29
 def growth(
     n:int=5, # rounds
     N:int=2048, # vectors in a batch
@@ -225,6 +290,7 @@ def growth(
     Ms=(1152, 2304, 4608, 9216, 18432), # latents, varied
     ks=(16, 32, 64, 128, 256), # active ones, varied
     Ls=(2, 4, 8, 16, 24), # routed layers
+    counts=(1, 2, 4, 8, 16), # coders that share a batch of 16 layers
 )->list: # rows: varied, value, candidate, milliseconds
     "Milliseconds of a step when one size is varied and the others are the demo's."
     x, rows = torch.randn(N, D), []
@@ -239,9 +305,12 @@ def growth(
         states = normalize(torch.randn(8, N//8, L, D))[0]
         make = lambda loss: make_coder('routesae', CoderConfig(d_sae=M, k=k, router_loss=loss), range(L), D)
         add('L', L, {f'RouteSAE, {loss}': route_step(make(loss), states) for loss in ('paper', 'top2')}, n)
+    states = normalize(torch.randn(8, N//8, 16, D))[0]
+    steps = [route_step(make_coder('routesae', CoderConfig(d_sae=M, k=k), range(16), D), states) for _ in range(max(counts))]
+    for c in counts: add('coders', c, {'RouteSAE, top2': lambda: [step() for step in steps[:c]]}, n)
     return rows
 
-# %% ../nbs/16_bench.ipynb #c27
+# %% ../nbs/16_bench.ipynb #c32
 SIZES = dict(S=dict(d_model=576, d_sae=4608, k=64), L=dict(d_model=2048, d_sae=16384, k=64)) # the demo; Llama-3.2-1B with the paper's dictionary
 
 def bench(
@@ -261,14 +330,22 @@ def bench(
         gc.collect()
     results['end_to_end'] = end_to_end(n=3, n_coders=4 if quick else 42)
     say('end to end', json.dumps(results['end_to_end'], indent=1))
-    if device == 'cpu': results['memory'] = memory()
+    lm = load_lm('demo', str(best_dtype(device)).removeprefix('torch.'), device)
+    results['evaluation'] = evaluation_cost(lm)
+    say('evaluation', json.dumps(results['evaluation'], indent=1))
+    results['real_text'] = real_text(lm, n=20 if quick else 200)
+    say('tokens with another choice by further candidates', results['real_text']['misses'])
+    if device == 'cpu':
+        results['memory'] = memory()
+        say('memory', json.dumps(results['memory'], indent=1))
+    else: results['memory'] = dict(device_peak=torch.cuda.max_memory_allocated())
     if not quick and device == 'cpu': results['growth'] = growth()
-    results = dict(provenance=provenance(cores=torch.get_num_threads(), bfloat16=best_dtype(device) == torch.bfloat16, compiled=fast_topk.compiled() is not None)) | results
+    results = dict(provenance=provenance(bfloat16=best_dtype(device) == torch.bfloat16, compiled=fast_topk.compiled() is not None)) | results
     with atomic_path(out) as p: Path(p).write_text(json.dumps(results, indent=1) + '\n', encoding='utf-8')
     say(f'written to {out}')
     return results
 
-# %% ../nbs/16_bench.ipynb #c28
+# %% ../nbs/16_bench.ipynb #c33
 def main():
     import argparse
     parser = argparse.ArgumentParser(description='Time training steps, the harvest, a sweep and memory.')
