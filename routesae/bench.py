@@ -4,7 +4,7 @@
 
 # %% ../nbs/16_bench.ipynb #c2
 from __future__ import annotations
-import functools, gc, json, subprocess, sys, time
+import contextlib, functools, gc, importlib.metadata, json, subprocess, sys, time
 from pathlib import Path
 import pandas as pd, torch, torch.nn.functional as F
 from torch import Tensor
@@ -88,7 +88,6 @@ def sae_steps(
     x:Tensor, # vectors [N,D]
     d_sae:int, # number of latents, M
     k:int, # active latents per vector, K
-    peers:bool=False, # other libraries too, those that can be imported
 )->dict: # name -> function that makes one step
     "The candidates for one training step."
     d, device = x.shape[-1], x.device
@@ -107,18 +106,33 @@ def sae_steps(
     kernels = [False] + [True]*(fast_topk.compiled() is not None and device.type == 'cpu')
     for select in CHOICES:
         steps |= {f'{select}, {"compiled" if on else "plain torch"}': ours(select, on) for on in kernels}
-    steps |= {f'encoder product, {str(t).removeprefix("torch.")}': product(t) for t in (torch.float32, torch.bfloat16)}
-    return steps | (peer_steps(x, d_sae, k) if peers else {})
+    return steps | {f'encoder product, {str(t).removeprefix("torch.")}': product(t) for t in (torch.float32, torch.bfloat16)}
 
-def peer_steps(x, d_sae, k)->dict:
-    "Steps of other libraries, of those that can be imported (pip install eai-sparsify)."
-    try: from sparsify import SparseCoder, SparseCoderConfig
-    except ImportError: return {}
-    coder = SparseCoder(x.shape[-1], SparseCoderConfig(activation='topk', num_latents=d_sae, k=k), device=x.device)
-    def loss():
-        coder.set_decoder_norm_to_unit_norm()
-        return coder(x).fvu
-    return {'eai-sparsify': stepper(coder, loss, lambda: None)}
+def peer_steps(
+    x:Tensor, # vectors [N,D]
+    d_sae:int, # number of latents, M
+    k:int, # active latents per vector, K
+)->dict: # name and version -> function that makes one step; empty if none can be imported
+    "Steps of other libraries with Adam and their own defaults, those that can be imported: pip install eai-sparsify sae-lens dictionary-learning."
+    steps, d, device = {}, x.shape[-1], str(x.device)
+    def add(package, step): steps[f'{package} {importlib.metadata.version(package)}'] = step
+    with contextlib.suppress(ImportError):
+        from sparsify import SparseCoder, SparseCoderConfig
+        coder = SparseCoder(d, SparseCoderConfig(activation='topk', num_latents=d_sae, k=k), device=device)
+        def fvu():
+            coder.set_decoder_norm_to_unit_norm()
+            return coder(x).fvu
+        add('eai-sparsify', stepper(coder, fvu, lambda: None))
+    with contextlib.suppress(ImportError):
+        from sae_lens import TopKTrainingSAE, TopKTrainingSAEConfig
+        from sae_lens.saes.sae import TrainStepInput
+        sae = TopKTrainingSAE(TopKTrainingSAEConfig(d_in=d, d_sae=d_sae, k=k, device=device))
+        add('sae-lens', stepper(sae, lambda: sae.training_forward_pass(TrainStepInput(x, {}, None, 0, False)).loss, lambda: None))
+    with contextlib.suppress(ImportError):
+        from dictionary_learning.trainers.top_k import TopKTrainer
+        trainer = TopKTrainer(steps=10_000, activation_dim=d, dict_size=d_sae, k=k, layer=0, lm_name='', device=device)
+        add('dictionary-learning', lambda: trainer.update(1, x)) # in step 0 it would search for a geometric median
+    return steps
 
 # %% ../nbs/16_bench.ipynb #c13
 @torch.no_grad()
@@ -324,9 +338,14 @@ def bench(
     for size, s in SIZES.items():
         if quick and size == 'L': continue
         x = torch.randn(2048, s['d_model'], device=device)
-        table = ratios(rounds(sae_steps(x, s['d_sae'], s['k'], peers=True), n if size == 'S' else 3), of='dense autograd')
+        table = ratios(rounds(sae_steps(x, s['d_sae'], s['k']), n if size == 'S' else 3), of='dense autograd')
         say(f'one step at {size}: 2048 vectors, {s}\n{table.round(2).to_string()}')
         results['steps'][size] = table.reset_index(names='candidate').to_dict('records')
+        if size == 'S' and (peers := peer_steps(x, s['d_sae'], s['k'])):
+            steps = sae_steps(x, s['d_sae'], s['k'])
+            table = ratios(rounds({c: steps[c] for c in ('dense autograd', table.times_as_fast.filter(like=', ').filter(regex='torch$|compiled$').idxmax())} | peers, n=3), of='dense autograd')
+            say(f'other libraries at {size}\n{table.round(2).to_string()}')
+            results['peers'] = table.reset_index(names='candidate').to_dict('records')
         gc.collect()
     results['end_to_end'] = end_to_end(n=3, n_coders=4 if quick else 42)
     say('end to end', json.dumps(results['end_to_end'], indent=1))
