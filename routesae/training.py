@@ -13,9 +13,10 @@ import torch
 from torch import nn, Tensor
 from .core import UserError, atomic_path, disk_is_full, from_dict, load_config, nearest, provenance, save_config, set_seed, to_dict
 from .data import DataConfig, TokenStream, batches
-from .activations import d_model_of, lm_fingerprint, load_lm, middle_layers, n_blocks, normalize, read_residual
+from .activations import CleanRun, d_model_of, lm_fingerprint, load_lm, middle_layers, n_blocks, normalize, read_residual, run_clean
 from .router import LossOutput
 from .coders import CoderConfig, make_coder, save_coder
+from .finetune import kl_backward, sae_only
 
 # %% auto #0
 __all__ = ['PRESETS', 'BEHAVIOURS', 'HARMLESS', 'EXPLODED', 'TrainConfig', 'preset', 'behaviour_of', 'lr_factor', 'Trainee',
@@ -42,6 +43,8 @@ class TrainConfig:
     betas:tuple[float, ...]=(0.9, 0.999) # Adam's decay rates
     warmup:float=0.05 # share of the steps in which the rate rises from zero
     decay:float=0.2 # share of the steps in which it falls to zero at the end
+    kl_tokens:int=0 # how many of the n_tokens, at the end, go to a fine-tune on the LM's KL (arXiv 2503.17272); warmup and decay are shares of the steps before
+    kl_lr:float=1e-4 # learning rate at the first step of that fine-tune; it falls to zero
     grad_clip:float|None=None # largest norm of a coder's gradient in a step (Gao et al. 2024: 1); none: no limit
     project_gradient:bool=False # take the part along each decoder row out of its gradient, before Adam sees it (Bricken et al. 2023)
     lr_width:int|None=None # number of latents that lr is meant for; with another d_sae it is lr * sqrt(lr_width / d_sae) (Gao et al. 2024); none: lr as it is
@@ -60,7 +63,9 @@ class TrainConfig:
         for name in 'grad_clip', 'lr_width':
             if getattr(self, name) is not None and getattr(self, name) <= 0: raise UserError(f'{name}: {getattr(self, name)} is not above 0; choose a larger one, or none')
         if not 0 <= self.warmup + self.decay <= 1 or min(self.warmup, self.decay) < 0: raise UserError(f'warmup, decay: {self.warmup} and {self.decay} are shares of the steps; together at most 1')
-        if not self.lr > 0: raise UserError(f'lr: {self.lr} is not a learning rate; choose a number above 0')
+        if not 0 <= self.kl_tokens <= self.n_tokens: raise UserError(f'kl_tokens: {self.kl_tokens} are no part of the {self.n_tokens} tokens of n_tokens; choose 0 to n_tokens')
+        for name in 'lr', 'kl_lr':
+            if not getattr(self, name) > 0: raise UserError(f'{name}: {getattr(self, name)} is not a learning rate; choose a number above 0')
         if not self.methods or len(set(self.methods)) < len(self.methods): raise UserError(f"methods: '{' '.join(self.methods)}'; name each method once, at least one")
 
 # %% ../nbs/06_training.ipynb #c7
@@ -204,8 +209,8 @@ def locked(
 
 # %% ../nbs/06_training.ipynb #c24
 class Progress:
-    "Where a coder's training is: what Accelerate does not know. `seconds` are its own, `shared_seconds` those of the LM passes that it learned from."
-    def __init__(self, **about): self.step, self.tokens, self.seconds, self.shared_seconds, self.stream, self.about = 0, 0, 0., 0., None, about
+    "Where a coder's training is: what Accelerate does not know. `seconds` are its own, `shared_seconds` those of the LM passes that it learned from, `kl` the KLs since the last line of the log."
+    def __init__(self, **about): self.step, self.tokens, self.seconds, self.shared_seconds, self.kl, self.stream, self.about = 0, 0, 0., 0., [], None, about
     def state_dict(self): return dict(vars(self))
     def load_state_dict(self, state):
         for k, v in state['about'].items():
@@ -310,13 +315,14 @@ class Lane:
         self.name, self.cfg, self.folder, self.target = name, cfg, Path(run)/'training'/name, Path(run)/'coders'/name
         open_folder(cfg, self.folder)
         self.log = self.accelerator = None
-        self.n_steps = math.ceil(cfg.n_tokens / (cfg.batch_size*cfg.data.n_ctx))
+        self.n_steps, kl_steps = (math.ceil(n / (cfg.batch_size*cfg.data.n_ctx)) for n in (cfg.n_tokens, cfg.kl_tokens))
+        self.kl_start = self.n_steps - kl_steps # from this step on it learns from the KL
         if self.over: return
         set_seed(cfg.seed) # whichever others are trained beside it
         module = Trainee(make_coder(cfg.methods[0], cfg.coder, own_layers, d_model), layers).to(device)
         self.lr = cfg.lr * (cfg.lr_width/cfg.coder.d_sae)**.5 if cfg.lr_width else cfg.lr
         optimizer = torch.optim.Adam(module.parameters(), lr=self.lr, betas=tuple(cfg.betas), fused=True)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, self.n_steps, cfg.warmup, cfg.decay))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.factor(step))
         self.accelerator, self.progress = Accelerator(cpu=device.type == 'cpu', mixed_precision='no'), Progress(**about)
         self.trainee, self.optimizer, self.schedule = self.accelerator.prepare(module, optimizer, schedule)
         self.accelerator.register_for_checkpointing(self.progress)
@@ -331,6 +337,13 @@ class Lane:
     def module(self): return self.accelerator.unwrap_model(self.trainee)
     @property
     def coder(self): return self.module.coder
+    @property
+    def on_kl(self): return self.progress.step >= self.kl_start
+
+    def factor(self, step):
+        "The rate of a step, as a factor of `lr`."
+        if step < self.kl_start or not self.cfg.kl_tokens: return lr_factor(step, self.kl_start, self.cfg.warmup, self.cfg.decay)
+        return self.cfg.kl_lr/self.lr * (1 - (step - self.kl_start)/(self.n_steps - self.kl_start))
 
     def step(self, x, keep):
         "One step of the optimiser. Raises `UserError` when the loss is no longer finite."
@@ -339,11 +352,28 @@ class Lane:
             out = self.trainee(x, keep)
         if not out.loss.isfinite(): raise UserError(f'the loss is not finite at step {self.progress.step}; lower its lr, or start from other text')
         self.accelerator.backward(out.loss)
+        self.update(out)
+
+    def kl_step(self, model, tokens, keep, clean):
+        "One step on KL and reconstruction, from a clean pass that holds all blocks that are read; Adam starts it afresh. Raises `UserError` like `step`."
+        clean = CleanRun(self.module.pick(clean.x), clean.final)
+        if self.progress.step == self.kl_start: self.optimizer.state.clear()
+        with _drawing(self.cfg.seed, self.progress.step, tokens.device), sae_only(model, self.coder):
+            if not self.module.layer_count.any(): self.coder.start(normalize(clean.x)[0], keep)
+            one = kl_backward(model, self.coder, tokens, keep, clean=clean)
+        self.module.count(one.own)
+        self.progress.kl.append(one.kl_nats)
+        self.update(one.own)
+
+    def update(self,
+        out:LossOutput, # of the pass whose gradients are there
+    ):
+        "What follows the gradients, whatever they are of."
         if self.cfg.project_gradient: self.coder.sae.project_gradient()
         if self.cfg.grad_clip: self.accelerator.clip_grad_norm_(self.trainee.parameters(), self.cfg.grad_clip)
         self.optimizer.step(); self.schedule.step(); self.optimizer.zero_grad()
         if (self.progress.step + 1) % self.cfg.norm_every == 0: self.coder.normalize_decoder()
-        self.coder.after_step(out.l0, (self.progress.step + 1)/self.n_steps)
+        self.coder.after_step(out.l0, min(1., (self.progress.step + 1)/max(self.kl_start, 1)))
 
     def save(self): save_checkpoint(self.accelerator, self.folder/'checkpoint')
 
@@ -467,7 +497,7 @@ class Run:
         self.lanes = [Lane(n, c, out, self.layers, reads[n], d_model, model.device, self.about) for n, c in lanes.items()]
         self.cache = StateCache(cfg.states, *self.about.values(), self.layers, to_dict(cfg.data), cfg.batch_size) if cfg.states else None
         self.step, self.warned, self.shown = 0, set(), {}
-        if self.cache: self.cache.check(max((lane.n_steps for lane in self.active), default=0), 2*cfg.batch_size*cfg.data.n_ctx*len(self.layers)*d_model)
+        if self.cache: self.cache.check(max((lane.kl_start for lane in self.active), default=0), 2*cfg.batch_size*cfg.data.n_ctx*len(self.layers)*d_model)
         if self.active:
             last = min(self.active, key=lambda lane: lane.progress.step).progress
             self.step = last.step
@@ -500,12 +530,14 @@ class Run:
         device = self.lm.model.device
         tokens, keep = batch.tokens.to(device), batch.keep.to(device)
         if self.cfg.special_tokens: keep = torch.ones_like(keep)
-        x = self.states(tokens) if keep.any() else None
+        some, on_kl = bool(keep.any()), [lane.on_kl for lane in lanes]
+        x = self.states(tokens) if some and not all(on_kl) else None
+        clean = run_clean(self.lm.model, tokens, self.layers) if some and any(on_kl) else None # the KL needs the LM itself, not kept states
         shared = time.perf_counter() - start
         for lane in lanes:
             start, p = time.perf_counter(), lane.progress
             try:
-                if x is not None: lane.step(x, keep)
+                if some: lane.kl_step(self.lm.model, tokens, keep, clean) if lane.on_kl else lane.step(x, keep)
             except (ArithmeticError, RuntimeError, UserError) as e: self.fail(lane, e)
             p.step, p.tokens, p.stream = p.step + 1, p.tokens + batch.tokens.numel(), batch.state
             p.seconds, p.shared_seconds = p.seconds + time.perf_counter() - start, p.shared_seconds + shared
@@ -533,7 +565,8 @@ EXPLODED = 10. # an NMSE above this is a divergence: zeros would have 1
 def write_log(run, lane, bar):
     "A line of a coder's log; warns of a collapse, closes a lane that has diverged."
     p, row, name = lane.progress, report(lane.module, lane.cfg.dead_after), lane.name
-    lane.log(step=p.step, tokens=p.tokens, lr=lane.lr*lr_factor(p.step - 1, lane.n_steps, lane.cfg.warmup, lane.cfg.decay), epoch=p.stream.get('epoch', 0), seconds=round(p.seconds, 3), shared_seconds=round(p.shared_seconds, 3), **row)
+    if p.kl: row['kl_nats'], p.kl = sum(p.kl)/len(p.kl), []
+    lane.log(step=p.step, tokens=p.tokens, lr=lane.lr*lane.factor(p.step - 1), epoch=p.stream.get('epoch', 0), seconds=round(p.seconds, 3), shared_seconds=round(p.shared_seconds, 3), **row)
     run.tracker.log({f'{name}/{k}': v for k, v in row.items() if isinstance(v, (int, float))}, step=p.step)
     run.shown[name] = f"{row['nmse']:.4f}"
     if len(run.lanes) <= 4: bar.set_postfix(run.shown)
