@@ -5,14 +5,14 @@
 # %% ../nbs/06_training.ipynb #c2
 from __future__ import annotations
 import ctypes, hashlib, json, math, shutil, signal, sys, time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 import torch
 from torch import nn, Tensor
 from .core import UserError, atomic_path, disk_is_full, from_dict, load_config, nearest, provenance, save_config, set_seed, to_dict
-from .data import DataConfig, TokenStream, batches
+from .data import DataConfig, TokenStream, ahead, batches
 from .activations import CleanRun, d_model_of, lm_fingerprint, load_lm, middle_layers, n_blocks, normalize, read_residual, run_clean
 from .router import LossOutput
 from .coders import CoderConfig, make_coder, save_coder
@@ -507,12 +507,12 @@ class Run:
     def active(self): return [lane for lane in self.lanes if not lane.over]
 
     def go(self, stop, quiet):
-        "The loop: a batch, a pass of the LM, a step of every coder that is there. One that has come further waits until the others are."
+        "The loop: a batch (the next one is tokenized meanwhile), a pass of the LM, a step of every coder that is there. One that has come further waits until the others are."
         from tqdm import tqdm
-        cfg, source, size = self.cfg, batches(self.stream, self.cfg.batch_size), self.cfg.batch_size*self.cfg.data.n_ctx
+        cfg, source, size = self.cfg, ahead(batches(self.stream, self.cfg.batch_size)), self.cfg.batch_size*self.cfg.data.n_ctx
         self.say(headline(self))
         total = max((lane.n_steps for lane in self.active), default=0)
-        with tqdm(total=total*size, initial=self.step*size, unit='tok', unit_scale=True, disable=quiet, mininterval=1 if sys.stderr.isatty() else 30, smoothing=0.1) as bar:
+        with closing(source), tqdm(total=total*size, initial=self.step*size, unit='tok', unit_scale=True, disable=quiet, mininterval=1 if sys.stderr.isatty() else 30, smoothing=0.1) as bar:
             while self.active:
                 batch = next(source)
                 here = [lane for lane in self.active if lane.progress.step == self.step]
