@@ -2,7 +2,13 @@
 
 The names below are looked up in their module when they are first used, so that `import routesae` costs nothing.
 """
+import os
+
 __version__ = "0.1.0"
+
+# Torch's threads (OpenMP's) are told to sleep while they wait, unless the user says otherwise: spinning, they would take the processor from the compiled
+# kernels' threads and from other programs. It counts only if torch has not been imported before.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _modules = {
     "core": "UserError tiny_lm planted_activations",

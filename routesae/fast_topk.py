@@ -13,8 +13,8 @@ from .activations import best_dtype
 from .sae import SAELoss, TopKSAE, pair_dots
 
 # %% auto #0
-__all__ = ['JIT', 'MARGIN', 'ROWS', 'CHOICES', 'compiled', 'largest', 'workspace', 'choose_float32', 'choose_bfloat16', 'choice',
-           'FastTopKSAE']
+__all__ = ['JIT', 'MARGIN', 'ROWS', 'CHOICES', 'compiled', 'largest', 'rows_of', 'workspace', 'choose_float32', 'choose_bfloat16',
+           'choice', 'FastTopKSAE']
 
 # %% ../nbs/03b_fast_topk.ipynb #c5
 JIT = True # False: plain torch even where numba is installed
@@ -34,12 +34,41 @@ def largest(
     k:int, # how many to keep
 )->tuple: # values [N,k], indices [N,k], in no particular order
     "The k largest of each row, by the fastest way there is."
-    fits = pre.device.type == 'cpu' and pre.dtype in (torch.float32, torch.bfloat16) and pre.numel() >= 2**20
+    fits = pre.device.type == 'cpu' and pre.dtype in (torch.float32, torch.bfloat16) and pre.numel() >= 2**17
     if not fits or not compiled(): return tuple(pre.topk(k, dim=-1, sorted=False))
     indices = compiled().top_k(pre, k)
     return pre.gather(1, indices), indices
 
 # %% ../nbs/03b_fast_topk.ipynb #c8
+class _Plain:
+    "The kernels' operations on rows in plain torch."
+    @staticmethod
+    def dots(latents, x, W): return pair_dots(latents.flatten(), torch.arange(0, latents.numel(), latents.shape[1], device=x.device), x, W).view(latents.shape)
+
+    @staticmethod
+    def sums(latents, weights, W): return F.embedding_bag(latents, W, mode='sum', per_sample_weights=weights)
+
+    @staticmethod
+    def decode(latents, values, W_dec, b_dec, target):
+        error = _Plain.sums(latents, values, W_dec).add_(b_dec).sub_(target)
+        return error, _Plain.dots(latents, error, W_dec)
+
+    @staticmethod
+    def weight_gradients(latents, values, dz, x, g, M):
+        flat, dz = latents.flatten(), dz.flatten()
+        order, count = flat.argsort(stable=True), torch.bincount(flat, minlength=M)
+        starts, tokens = count.cumsum(0) - count, order//latents.shape[1]
+        summed = lambda vectors, weights: F.embedding_bag(tokens, vectors, starts, mode='sum', per_sample_weights=weights[order])
+        return summed(x, dz), dz.new_zeros(M).index_add_(0, flat, dz), summed(g, values.flatten())
+
+def rows_of(
+    *tensors:Tensor, # what is worked on
+): # `_Plain`, or the compiled kernels
+    "Operations on rows, by the fastest way there is."
+    fits = all(t.device.type == 'cpu' and t.dtype == torch.float32 and t.is_contiguous() for t in tensors) and tensors[0].numel() >= 2**16
+    return compiled() if fits and compiled() else _Plain
+
+# %% ../nbs/03b_fast_topk.ipynb #c11
 MARGIN = 16 # further candidates from bf16
 ROWS = 2**26 # entries of the shared array of pre-activations, at most
 _shared = {}
@@ -72,8 +101,8 @@ def choose_bfloat16(x, W_enc, b_enc, k):
     "The same from bf16 candidates, scored again in fp32."
     wide = min(k + MARGIN, len(W_enc))
     _, near = choose_float32(x.bfloat16(), W_enc.bfloat16(), b_enc.bfloat16(), wide)
-    scores = pair_dots(near.flatten(), torch.arange(0, near.numel(), wide, device=x.device), x, W_enc).view(near.shape) + b_enc[near]
-    values, best = scores.topk(k, dim=-1, sorted=False)
+    scores = rows_of(x, W_enc).dots(near, x, W_enc) + b_enc[near]
+    values, best = largest(scores, k)
     return values, near.gather(1, best)
 
 CHOICES = dict(float32=choose_float32, bfloat16=choose_bfloat16)
@@ -86,40 +115,34 @@ def choice(
     if name != 'auto' and name not in CHOICES: raise UserError(f"select: '{name}' is unknown; {nearest(name, ('auto', *CHOICES))}")
     return str(best_dtype(device)).removeprefix('torch.') if name == 'auto' else name
 
-# %% ../nbs/03b_fast_topk.ipynb #c12
+# %% ../nbs/03b_fast_topk.ipynb #c15
 class _FastStep(torch.autograd.Function):
     "Normalised MSE of each vector; the code itself comes along without a gradient."
     @staticmethod
     def forward(ctx, x, target, W_enc, b_enc, W_dec, b_dec, k, relu, choose):
-        centred = x - b_dec
+        centred, target = x - b_dec, target.contiguous()
         values, latents = choose(centred, W_enc, b_enc, k)
         if relu: values = values.relu_()
-        error = F.embedding_bag(latents, W_dec, mode='sum', per_sample_weights=values).add_(b_dec).sub_(target)
+        error, dots = rows_of(target, W_enc, W_dec).decode(latents, values, W_dec, b_dec, target)
         per_square = target.square().sum(-1).clamp_min_(1e-12).reciprocal_()
         nmse = error.square().sum(-1).mul_(per_square)
-        ctx.relu = relu
-        ctx.save_for_backward(centred, target, W_enc, W_dec, values, latents, error, per_square, nmse)
+        if relu: dots.mul_(values > 0)
+        ctx.save_for_backward(centred, target, W_enc, values, latents, error, dots, per_square, nmse)
         ctx.mark_non_differentiable(values, latents)
         return nmse, values, latents
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dnmse, *_):
-        centred, target, W_enc, W_dec, values, latents, error, per_square, nmse = ctx.saved_tensors
-        (N, k), M, flat = latents.shape, len(W_enc), latents.flatten()
-        weight = 2*dnmse*per_square
-        g = error*weight[:, None]
-        dz = pair_dots(flat, torch.arange(0, N*k, k, device=g.device), g, W_dec)
-        if ctx.relu: dz = dz*(values.flatten() > 0)
-        order, count = flat.argsort(stable=True), torch.bincount(flat, minlength=M)
-        starts, tokens = count.cumsum(0) - count, order//k
-        summed = lambda vectors, weights: F.embedding_bag(tokens, vectors, starts, mode='sum', per_sample_weights=weights[order])
-        dW_enc, dW_dec, db_enc = summed(centred, dz), summed(g, values.flatten()), dz.new_zeros(M).index_add_(0, flat, dz)
-        dx = F.embedding_bag(latents, W_enc, mode='sum', per_sample_weights=dz.view(N, k)) if ctx.needs_input_grad[0] else None
-        dtarget = -g - (weight*nmse)[:, None]*target if ctx.needs_input_grad[1] else None
-        return dx, dtarget, dW_enc, db_enc, dW_dec, g.sum(0) - db_enc @ W_enc, None, None, None
+        centred, target, W_enc, values, latents, error, dots, per_square, nmse = ctx.saved_tensors
+        weight, rows = 2*dnmse*per_square, rows_of(target, W_enc)
+        dz = dots*weight[:, None]
+        dW_enc, db_enc, dW_dec = rows.weight_gradients(latents, values*weight[:, None], dz, centred, error, len(W_enc))
+        dx = rows.sums(latents, dz, W_enc) if ctx.needs_input_grad[0] else None
+        dtarget = -weight[:, None]*(error + nmse[:, None]*target) if ctx.needs_input_grad[1] else None
+        return dx, dtarget, dW_enc, db_enc, dW_dec, weight @ error - db_enc @ W_enc, None, None, None
 
-# %% ../nbs/03b_fast_topk.ipynb #c13
+# %% ../nbs/03b_fast_topk.ipynb #c16
 class FastTopKSAE(TopKSAE):
     "A `TopKSAE` with a fast training step: same parameters, same values and gradients."
     def __init__(self,
