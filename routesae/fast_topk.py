@@ -14,7 +14,7 @@ from .sae import SAELoss, TopKSAE, pair_dots
 
 # %% auto #0
 __all__ = ['JIT', 'MARGIN', 'ROWS', 'CHOICES', 'compiled', 'by_folds', 'largest', 'rows_of', 'workspace', 'choose_float32',
-           'choose_bfloat16', 'choice', 'FastTopKSAE']
+           'choose_bfloat16', 'choice', 'paths', 'FastTopKSAE']
 
 # %% ../nbs/03b_fast_topk.ipynb #c5
 JIT = True # False: plain torch even where numba is installed
@@ -129,6 +129,20 @@ def choice(
     return str(best_dtype(device)).removeprefix('torch.') if name == 'auto' else name
 
 # %% ../nbs/03b_fast_topk.ipynb #c15
+def paths(
+    select:str, # as asked for: auto, float32, bfloat16
+    device, # where the SAE is
+)->str:
+    "How the step will be computed there, for the first lines of a run."
+    device, chosen = torch.device(device), choice(select, device)
+    why = 'as asked for' if select != 'auto' else '' if chosen == 'bfloat16' else f"no bf16 unit in this {'GPU' if device.type == 'cuda' else 'processor'}"
+    words = [f'selection {chosen}' + (f' ({why})' if why else '')]
+    if device.type == 'cpu':
+        words += ['compiled kernels' if compiled() else 'plain torch (numba is switched off)' if _kernels() else 'plain torch (pip install routesae[jit] for the compiled kernels)']
+        words += [f'{(n := torch.get_num_threads())} thread{"s"*(n > 1)}']
+    return ', '.join(words)
+
+# %% ../nbs/03b_fast_topk.ipynb #c18
 class _FastStep(torch.autograd.Function):
     "Normalised MSE of each vector; the code itself comes along without a gradient."
     @staticmethod
@@ -155,7 +169,7 @@ class _FastStep(torch.autograd.Function):
         dtarget = -weight[:, None]*(error + nmse[:, None]*target) if ctx.needs_input_grad[1] else None
         return dx, dtarget, dW_enc, db_enc, dW_dec, weight @ error - db_enc @ W_enc, None, None, None
 
-# %% ../nbs/03b_fast_topk.ipynb #c16
+# %% ../nbs/03b_fast_topk.ipynb #c19
 class FastTopKSAE(TopKSAE):
     "A `TopKSAE` with a fast training step: same parameters, same values and gradients."
     def __init__(self,

@@ -4,6 +4,7 @@
 
 # %% ../nbs/04_router.ipynb #c2
 from __future__ import annotations
+import functools, weakref
 from typing import NamedTuple
 import torch
 from torch import nn, Tensor
@@ -12,7 +13,7 @@ from .activations import LM, normalize, read_residual
 from .sae import normalized_mse
 
 # %% auto #0
-__all__ = ['POOLS', 'ROUTER_LOSSES', 'Routing', 'routing_of', 'sum_pool', 'mean_pool', 'Router', 'pooling', 'FixedRouter',
+__all__ = ['POOLS', 'ROUTER_LOSSES', 'Routing', 'routing_of', 'once', 'sum_pool', 'mean_pool', 'Router', 'pooling', 'FixedRouter',
            'UniformRouter', 'take_layer', 'hard_route', 'soft_route', 'CoderOutput', 'LossOutput', 'Splice', 'Coder',
            'check_scale', 'RouterLoss', 'error_at', 'TopTwo', 'named_router_loss', 'RouteSAE', 'Trace', 'trace']
 
@@ -32,7 +33,19 @@ def routing_of(
     weight, layer = probs.max(-1)
     return Routing(logits, probs, layer, weight)
 
+def once(f): # the same function
+    "Remember f(x) until another x comes, or x changes: the coders of a sweep share a batch, and what is computed from it alone."
+    last = [None, None, None]
+    @functools.wraps(f)
+    def remembering(x):
+        if x.requires_grad or x.is_inference(): return f(x)
+        if last[0] is None or last[0]() is not x or last[1] != x._version: last[:] = weakref.ref(x), x._version, f(x)
+        return last[2]
+    return remembering
+
+@once
 def sum_pool(x): "The paper's pooling (equation 5)."; return x.sum(-2)
+@once
 def mean_pool(x): "The paper's variant."; return x.mean(-2)
 POOLS = dict(sum=sum_pool, mean=mean_pool)
 
@@ -259,7 +272,9 @@ class RouteSAE(Coder):
         "The SAE's loss against the routed vector and what the router learns from, over the tokens to keep."
         keep, objective = self.check(x, keep), self.router_loss
         routed, routing = objective.route(self, x)
-        routed, kept = routed[keep], Routing(*(t[keep] for t in routing))
+        rows = keep.flatten().nonzero().squeeze(1)
+        take = lambda t: t.flatten(0, keep.ndim - 1).index_select(0, rows) # t[keep], with a quicker gradient
+        routed, kept = take(routed), Routing(*map(take, routing))
         part = self.sae.loss(routed, objective.target(self, routed))
         loss = part.loss + objective.term(self, x, keep, kept, part.nmse) + sum(term(kept) for term in self.terms)
         return LossOutput(loss, part.nmse.mean(), part.fired, part.l0, kept)

@@ -15,6 +15,7 @@ from .core import UserError, atomic_path, disk_is_full, from_dict, load_config, 
 from .data import DataConfig, TokenStream, ahead, batches
 from .activations import CleanRun, d_model_of, lm_fingerprint, load_lm, middle_layers, n_blocks, normalize, read_residual, run_clean
 from .router import LossOutput
+from .fast_topk import paths
 from .coders import CoderConfig, make_coder, save_coder
 from .finetune import kl_backward, sae_only
 
@@ -139,6 +140,7 @@ class Trainee(nn.Module):
 
     def pick(self, x):
         "The layers this coder reads; a view wherever they are neighbours."
+        if self.slots == list(range(x.shape[2])): return x
         first, last = self.slots[0], self.slots[-1]
         return x[:, :, first:last + 1] if self.slots == list(range(first, last + 1)) else x[:, :, self.slots]
 
@@ -396,6 +398,7 @@ def estimate_memory(
     lanes:dict, # name -> (TrainConfig, blocks that it reads)
     d_model:int, # width of the residual stream, D
     n_layers:int, # blocks that are read, L
+    model:nn.Module|None=None, # the language model, for a fine-tune on its KL
 )->dict: # bytes: of each coder's state under its name, and "batch" for what exists once
     "Memory that training takes beside the language model."
     state, once = {}, 0
@@ -404,7 +407,9 @@ def estimate_memory(
         n, tokens = sum(p.numel() for p in coder.parameters()), cfg.batch_size*cfg.data.n_ctx
         state[name] = 3*4*n
         samples = tokens*(len(layers) if cfg.methods[0] == 'mlsae' else 1)
-        once = max(once, 4*n + 4*samples*(2*coder.d_sae + 3*coder.sae.d_model)) # gradients; pre-activations and what selects from them
+        step = 4*n + 4*samples*(2*coder.d_sae + 3*coder.sae.d_model) # gradients; pre-activations and what selects from them
+        if cfg.kl_tokens: step += 17*model.dtype.itemsize*tokens*d_model*(n_blocks(model) - layers[0]) + 2**28 # blocks that gradients go through (34 bytes a number in 16 bits, Korthikanti et al. 2022); logits
+        once = max(once, step)
     return state | dict(batch=once + 3*4*tokens*n_layers*d_model) # states as read, normalised, picked
 
 def check_memory(
@@ -415,7 +420,7 @@ def check_memory(
     if (need := sum(estimate.values())) <= free: return
     worst = max((k for k in estimate if k != 'batch'), key=estimate.get)
     raise UserError(f"memory: {len(estimate) - 1} coders need about {need/2**30:.1f} GiB beside the language model ({(need - estimate['batch'])/2**30:.1f} for their state, {estimate['batch']/2**30:.1f} for one batch), "
-                    f"but {free/2**30:.1f} GiB are free; the largest is '{worst}' with {estimate[worst]/2**30:.1f}: train fewer at once, a smaller d_sae, or a smaller batch_size")
+                    f"but {free/2**30:.1f} GiB are free; the largest is '{worst}' with {estimate[worst]/2**30:.1f}: train fewer at once (methods), a smaller d_sae, or a smaller batch_size")
 
 def free_memory(device)->int: # bytes
     "What is free on the device."
@@ -490,7 +495,7 @@ class Run:
         self.layers = tuple(sorted(set().union(*reads.values())))
         self.stream = TokenStream(cfg.data, self.lm.tokenizer, side='train', epochs=None)
         over = {n for n in lanes for end in ('done', 'failed') if (out/'training'/n/f'{end}.json').exists()}
-        self.memory = estimate_memory({n: (c, reads[n]) for n, c in lanes.items() if n not in over}, d_model, len(self.layers))
+        self.memory = estimate_memory({n: (c, reads[n]) for n, c in lanes.items() if n not in over}, d_model, len(self.layers), model)
         check_memory(self.memory, free_memory(model.device))
         self.tracker = _tracker(cfg, out, model.device)
         self.about = dict(lm=lm_fingerprint(model), dtype=str(model.dtype).removeprefix('torch.'))
@@ -620,10 +625,11 @@ def _tracker(cfg, out, device):
     return accelerator
 
 def headline(run)->str:
-    "What is about to happen, in two lines."
+    "What is about to happen, and how."
     cfg, h, size = run.cfg, [i + 1 for i in run.layers], run.cfg.batch_size*run.cfg.data.n_ctx
     over = [lane.name for lane in run.lanes if lane.over]
-    first = f'training {", ".join(lane.name for lane in run.active) or "nothing more"}: d_sae {cfg.coder.d_sae}, k {cfg.coder.k}, window h_{h[0]}..h_{h[-1]} of {cfg.lm} ({run.about["dtype"]}), behaviour {behaviour_of(cfg)}'
+    first = f'training {", ".join(lane.name for lane in run.active) or "nothing more"}: d_sae {cfg.coder.d_sae}, k {cfg.coder.k}, window h_{h[0]}..h_{h[-1]} of {cfg.lm}, behaviour {behaviour_of(cfg)}'
     steps = f'{max((lane.n_steps for lane in run.active), default=0)} steps of {cfg.batch_size} x {cfg.data.n_ctx} tokens on {run.lm.model.device}; logs and checkpoints in {run.out/"training"}'
     steps += f'; memory beside the LM about {sum(run.memory.values())/2**30:.1f} GiB, {run.memory["batch"]/2**30:.1f} of them for one batch'
-    return first + '\n' + steps + (f'\nfinished before: {", ".join(over)}' if over else '') + (f'\ngoing on after step {run.step}' if run.step else '')
+    how = f'LM in {run.about["dtype"]}' + (' as asked for' if cfg.dtype != 'auto' else '') + f', {paths(cfg.coder.select, run.lm.model.device)}'
+    return first + '\n' + steps + '\n' + how + (f'\nfinished before: {", ".join(over)}' if over else '') + (f'\ngoing on after step {run.step}' if run.step else '')
