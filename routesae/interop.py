@@ -45,7 +45,9 @@ def read_official(
         raise UserError(f'{path}: refused without running it, not a plain state dict ({why}); write it with torch.save(model.state_dict(), path)') from None
     if not isinstance(state, dict): raise UserError(f'{path}: holds a {type(state).__name__}, not a state dict; write it with torch.save(model.state_dict(), path)')
     for name, t in state.items(): _check_tensor(path, name, t)
-    return {name: t.detach().float() for name, t in state.items()}
+    wrapped = re.match(r'(module\.|_orig_mod\.)*', next(iter(state), ''))[0] # by DataParallel, by torch.compile
+    wrapped *= all(name.startswith(wrapped) for name in state)
+    return {name.removeprefix(wrapped): t.detach().float() for name, t in state.items()}
 
 def _check_tensor(path, name, t):
     "A dense array of finite floating-point numbers, no wider than fp32."
@@ -166,7 +168,7 @@ def load_official(
     sizes = sizes_of(path, state, kind)
     sae, rank = activation_of(path, kind, sizes['M'], k, infer_k, theta)
     layers, single = blocks_of(path, kind, sizes['L'], layers), kind in ('relu', 'topk', 'gated', 'jumprelu')
-    cfg = CoderConfig(d_sae=sizes['M'], k=rank, sae=sae, pool=pool, routing=routing, random_per='batch', relu=False, detach_target=False, router_loss='paper')
+    cfg = CoderConfig(d_sae=sizes['M'], k=rank, sae=sae, pool=pool, routing=routing, random_per='batch', relu=False, detach_target=False, router_loss='paper', select='float32')
     coder = make_coder(sae if single else kind, cfg, layers, sizes['D'])
     if single: coder = described(SingleLayer(coder.router, coder.sae, coder.layers, detach_target=False), sae, cfg, layers, sizes['D'])
     ours = our_names(state, **sizes, theta=theta)
