@@ -15,7 +15,7 @@ from .activations import LM, best_device, best_dtype, load_lm, middle_layers, n_
 from .sae import TopKSAE
 from .fast_topk import CHOICES, FastTopKSAE, choice
 from .coders import CoderConfig, make_coder
-from .training import preset
+from .training import preset, reuse_memory
 from .evaluation import measure_batch
 
 # %% auto #0
@@ -334,6 +334,7 @@ def bench(
     "Measure everything and write it, with the machine's description."
     device, say = best_device(), lambda *a: print(*a, file=sys.stderr, flush=True)
     results, n = dict(steps={}), 3 if quick else 9
+    reuse_memory() # as training does; the reference and other libraries gain as well
     say(f'device {device}, {torch.get_num_threads()} threads, {best_dtype(device)}, {"compiled kernels" if fast_topk.compiled() else "plain torch (pip install routesae[jit] for the compiled kernels)"}')
     for size, s in SIZES.items():
         if quick and size == 'L': continue
