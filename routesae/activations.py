@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn, Tensor
 from .core import UserError
+from .attention import block_attention
 
 # %% auto #0
 __all__ = ['find_blocks', 'n_blocks', 'd_model_of', 'middle_layers', 'hook_blocks', 'blocks_at', 'Residual', 'capture_residual',
@@ -333,6 +334,7 @@ def load_lm(
     if not isinstance(kind, torch.dtype): raise UserError(f"dtype: '{dtype}' is unknown; use auto, float32, bfloat16 or float16")
     model, tokenizer = _from_pretrained(name, _path_of(name), kind, revision)
     find_blocks(model)
+    if torch.device(device).type == 'cpu': block_attention(model)
     return LM(model.to(device).eval().requires_grad_(False), tokenizer, str(name))
 
 def _path_of(name):
