@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib, functools, gc, importlib.metadata, json, subprocess, sys, time
 from pathlib import Path
 import pandas as pd, torch, torch.nn.functional as F
-from torch import Tensor
+from torch import nn, Tensor
 from . import fast_topk
 from .core import atomic_path, provenance, set_seed
 from .data import TokenBatch, TokenStream, batches
@@ -21,7 +21,7 @@ from .evaluation import measure_batch
 # %% auto #0
 __all__ = ['SIZES', 'wait', 'rounds', 'ratios', 'dense_loss', 'stepper', 'with_kernels', 'sae_steps', 'peer_steps',
            'selection_misses', 'real_text', 'full_pass', 'dense_route_step', 'route_step', 'end_to_end',
-           'evaluation_cost', 'peak_after', 'memory', 'growth', 'bench', 'main']
+           'harvest_shapes', 'evaluation_cost', 'peak_after', 'memory', 'growth', 'bench', 'main']
 
 # %% ../nbs/16_bench.ipynb #c4
 def wait(): # until the GPU is done, if there is one
@@ -243,6 +243,20 @@ def end_to_end(
     return dict(tokens=tokens.numel(), n_coders=n_coders, dtype=quick, seconds=s.to_dict(), ratios=ratio, tokens_per_second=tokens.numel()/total, lm_share=s['harvest']/total)
 
 # %% ../nbs/16_bench.ipynb #c24
+def harvest_shapes(
+    model:nn.Module, # a transformers causal LM
+    batches=(2, 4, 8, 16), # windows in a batch
+    lengths=(128, 256, 512, 1024), # tokens in a window
+    n:int=3, # rounds
+)->list: # rows: batch_size, n_ctx, tokens_per_second (median)
+    "Speed of reading the middle half's states, for each shape of a batch that the model can take."
+    longest = getattr(model.config.get_text_config(), 'max_position_embeddings', None) or max(lengths)
+    layers, shapes = middle_layers(n_blocks(model)), [(b, t) for b in batches for t in lengths if t <= longest]
+    tokens = {s: torch.randint(0, model.config.get_text_config().vocab_size, s, device=model.device) for s in shapes}
+    seconds = rounds({s: functools.partial(read_residual, model, tokens[s], layers) for s in shapes}, n).median()
+    return [dict(batch_size=b, n_ctx=t, tokens_per_second=b*t/seconds[b, t]) for b, t in shapes]
+
+# %% ../nbs/16_bench.ipynb #c27
 def evaluation_cost(
     lm:LM, # language model and tokenizer
     shape:tuple=(8, 256), # windows and tokens in a batch
@@ -265,7 +279,7 @@ def evaluation_cost(
     seconds = rounds({name: functools.partial(measure_batch, lm, c, batch) for name, c in coders.items()}, n)
     return dict(tokens=tokens.numel(), seconds=seconds.median().to_dict(), ratios=seconds.div(seconds['one RouteSAE'], axis=0).median().to_dict())
 
-# %% ../nbs/16_bench.ipynb #c27
+# %% ../nbs/16_bench.ipynb #c30
 def peak_after(
     n_coders:int, # RouteSAEs that are trained in turn
     d_model:int=576, # width, D
@@ -294,7 +308,7 @@ def memory(
     a, b = min(counts), max(counts)
     return dict(peaks=peaks, parameters=parameters, further=(peaks[b] - peaks[a])/(b - a))
 
-# %% ../nbs/16_bench.ipynb #c29
+# %% ../nbs/16_bench.ipynb #c32
 def growth(
     n:int=5, # rounds
     N:int=2048, # vectors in a batch
@@ -324,7 +338,7 @@ def growth(
     for c in counts: add('coders', c, {'RouteSAE, top2': lambda: [step() for step in steps[:c]]}, n)
     return rows
 
-# %% ../nbs/16_bench.ipynb #c32
+# %% ../nbs/16_bench.ipynb #c35
 SIZES = dict(S=dict(d_model=576, d_sae=4608, k=64), L=dict(d_model=2048, d_sae=16384, k=64)) # the demo; Llama-3.2-1B with the paper's dictionary
 
 def bench(
@@ -351,6 +365,9 @@ def bench(
     results['end_to_end'] = end_to_end(n=3, n_coders=4 if quick else 42)
     say('end to end', json.dumps(results['end_to_end'], indent=1))
     lm = load_lm('demo', str(best_dtype(device)).removeprefix('torch.'), device)
+    if not quick:
+        results['harvest_shapes'] = harvest_shapes(lm.model)
+        say('reading the states, tokens/s by shape', json.dumps(results['harvest_shapes']))
     results['evaluation'] = evaluation_cost(lm)
     say('evaluation', json.dumps(results['evaluation'], indent=1))
     results['real_text'] = real_text(lm, n=20 if quick else 200)
@@ -365,7 +382,7 @@ def bench(
     say(f'written to {out}')
     return results
 
-# %% ../nbs/16_bench.ipynb #c33
+# %% ../nbs/16_bench.ipynb #c36
 def main():
     import argparse
     parser = argparse.ArgumentParser(description='Time training steps, the harvest, a sweep and memory.')
