@@ -103,7 +103,7 @@ def sae_steps(
     dense, readable = fresh(), fresh()
     steps = {'dense autograd': stepper(dense, lambda: dense_loss(dense, x), dense.normalize_decoder),
              'TopKSAE (readable)': stepper(readable, lambda: readable.loss(x).loss, readable.normalize_decoder, fused=True)}
-    kernels = [False] + [True]*(fast_topk.compiled() is not None and device.type == 'cpu')
+    kernels = [False] + [True]*(fast_topk.compiled(device) is not None)
     for select in CHOICES:
         steps |= {f'{select}, {"compiled" if on else "plain torch"}': ours(select, on) for on in kernels}
     return steps | {f'encoder product, {str(t).removeprefix("torch.")}': product(t) for t in (torch.float32, torch.bfloat16)}
@@ -349,7 +349,7 @@ def bench(
     device, say = best_device(), lambda *a: print(*a, file=sys.stderr, flush=True)
     results, n = dict(steps={}), 3 if quick else 9
     reuse_memory() # as training does; the reference and other libraries gain as well
-    say(f'device {device}, {torch.get_num_threads()} threads, {best_dtype(device)}, {"compiled kernels" if fast_topk.compiled() else "plain torch (pip install routesae[jit] for the compiled kernels)"}')
+    say(f'device {device}, {torch.get_num_threads()} threads, {best_dtype(device)}, {"compiled kernels" if fast_topk.compiled(device) else "plain torch (pip install routesae[jit] for the compiled kernels)"}')
     for size, s in SIZES.items():
         if quick and size == 'L': continue
         x = torch.randn(2048, s['d_model'], device=device)
@@ -377,7 +377,7 @@ def bench(
         say('memory', json.dumps(results['memory'], indent=1))
     else: results['memory'] = dict(device_peak=torch.cuda.max_memory_allocated())
     if not quick and device == 'cpu': results['growth'] = growth()
-    results = dict(provenance=provenance(bfloat16=best_dtype(device) == torch.bfloat16, compiled=fast_topk.compiled() is not None)) | results
+    results = dict(provenance=provenance(bfloat16=best_dtype(device) == torch.bfloat16, compiled=fast_topk.compiled(device) is not None)) | results
     with atomic_path(out) as p: Path(p).write_text(json.dumps(results, indent=1) + '\n', encoding='utf-8')
     say(f'written to {out}')
     return results

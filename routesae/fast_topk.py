@@ -4,7 +4,7 @@
 
 # %% ../nbs/03b_fast_topk.ipynb #c2
 from __future__ import annotations
-import functools
+import functools, subprocess
 import torch, torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -17,17 +17,25 @@ __all__ = ['JIT', 'MARGIN', 'ROWS', 'CHOICES', 'compiled', 'by_folds', 'largest'
            'choose_bfloat16', 'choice', 'paths', 'FastTopKSAE']
 
 # %% ../nbs/03b_fast_topk.ipynb #c5
-JIT = True # False: plain torch even where numba is installed
+JIT = True # False: plain torch even where numba or Triton is installed
 
 @functools.cache
-def _kernels():
-    try: from routesae import kernels
-    except ImportError: return None # no numba
+def _kernels(kind):
+    try:
+        if kind == 'cpu': from routesae import kernels
+        elif kind == 'cuda':
+            from routesae import triton_kernels as kernels
+            if torch.cuda.is_available(): kernels.sums(torch.zeros(1, 1, dtype=torch.int64, device=kind), *torch.ones(2, 1, 1, device=kind)) # Triton builds its launcher here, and wants a C compiler for it
+        else: return None
+    except ImportError: return None # no numba, no Triton
+    except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError): return None # a Triton that cannot work here
     return kernels
 
-def compiled():
-    "The compiled kernels, or None where numba is not installed or not wanted."
-    return _kernels() if JIT else None
+def compiled(
+    device='cpu', # where the tensors are
+): # a module, or None
+    "The compiled kernels, numba's for a processor and Triton's for a GPU; None where those are not installed or not wanted."
+    return _kernels(torch.device(device).type) if JIT else None
 
 def by_folds(
     pre:Tensor, # [N,M]
@@ -78,8 +86,9 @@ def rows_of(
     *tensors:Tensor, # what is worked on
 ): # `_Plain`, or the compiled kernels
     "Operations on rows, by the fastest way there is."
-    fits = all(t.device.type == 'cpu' and t.dtype == torch.float32 and t.is_contiguous() for t in tensors) and tensors[0].numel() >= 2**16
-    return compiled() if fits and compiled() else _Plain
+    device = tensors[0].device
+    fits = all(t.device == device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors) and tensors[0].numel() >= 2**16
+    return fits and compiled(device) or _Plain
 
 # %% ../nbs/03b_fast_topk.ipynb #c11
 MARGIN = 16 # further candidates from bf16
@@ -138,8 +147,9 @@ def paths(
     why = 'as asked for' if select != 'auto' else '' if chosen == 'bfloat16' else f"no bf16 unit in this {'GPU' if device.type == 'cuda' else 'processor'}"
     words = [f'selection {chosen}' + (f' ({why})' if why else '')]
     if device.type == 'cpu':
-        words += ['compiled kernels' if compiled() else 'plain torch (numba is switched off)' if _kernels() else 'plain torch (pip install routesae[jit] for the compiled kernels)']
+        words += ['compiled kernels' if compiled() else 'plain torch (numba is switched off)' if _kernels('cpu') else 'plain torch (pip install routesae[jit] for the compiled kernels)']
         words += [f'{(n := torch.get_num_threads())} thread{"s"*(n > 1)}']
+    else: words += ['Triton kernels' if compiled(device) else 'plain torch (no Triton, or no C compiler for it)']
     return ', '.join(words)
 
 # %% ../nbs/03b_fast_topk.ipynb #c18
