@@ -43,15 +43,19 @@ def gradients_kernel(dW_enc, db_enc, dW_dec, starts, tokens, dz, values, x, g, D
     tl.store(db_enc + m, bias)
 
 # %% ../nbs/03d_triton.ipynb #c10
+def _launch(kernel, programs, out, args, sizes):
+    "Run `kernel` on the device of its tensors; `sizes` end with the width of a row."
+    with torch.cuda.device_of(out[0]): kernel[(programs,)](*out, *(a.contiguous() for a in args), *sizes, WIDTH=triton.next_power_of_2(sizes[-1]))
+    return out
+
 def dots(
     latents:Tensor, # of each vector [N,k]
     x:Tensor, # vectors [N,D]
     W:Tensor, # rows [M,D]
 )->Tensor: # [N,k]
     "The product of each vector with the rows of its own latents."
-    (N, k), D, out = latents.shape, x.shape[1], x.new_empty(latents.shape)
-    dots_kernel[(N,)](out, x, W, latents.contiguous(), k, D, WIDTH=triton.next_power_of_2(D))
-    return out
+    N, k = latents.shape
+    return _launch(dots_kernel, N, [x.new_empty(N, k)], (x, W, latents), (k, x.shape[1]))[0]
 
 def sums(
     latents:Tensor, # of each vector [N,k]
@@ -60,8 +64,7 @@ def sums(
 )->Tensor: # [N,D]
     "For each vector, the weighted sum of the rows of its latents."
     (N, k), D = latents.shape, W.shape[1]
-    sums_kernel[(N,)](out := W.new_empty(N, D), W, latents.contiguous(), weights.contiguous(), k, D, WIDTH=triton.next_power_of_2(D))
-    return out
+    return _launch(sums_kernel, N, [W.new_empty(N, D)], (W, latents, weights), (k, D))[0]
 
 def decode(
     latents:Tensor, # active ones [N,k]
@@ -87,5 +90,4 @@ def weight_gradients(
     order, starts = flat.argsort(stable=True), flat.new_zeros(M + 1)
     starts[1:] = torch.bincount(flat, minlength=M).cumsum(0)
     out = x.new_empty(M, D), x.new_empty(M), x.new_empty(M, D)
-    gradients_kernel[(M,)](*out, starts, order//k, dz.flatten()[order], values.flatten()[order], x, g, D, WIDTH=triton.next_power_of_2(D))
-    return out
+    return _launch(gradients_kernel, M, out, (starts, order//k, dz.flatten()[order], values.flatten()[order], x, g), (D,))
