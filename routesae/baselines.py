@@ -59,6 +59,7 @@ def all_pre(x, W_enc, b_enc)->Tensor: # [N,M], in the shared array where it fits
     room = workspace(len(x), len(W_enc), x.dtype, x.device)
     return torch.addmm(b_enc, x, W_enc.T, out=room if len(room) == len(x) else None)
 
+# %% ../nbs/05_baselines.ipynb #c8
 @torch.no_grad()
 def find_active(
     x:Tensor, # centred vectors [N,D]
@@ -86,6 +87,7 @@ def find_active(
     if most and kept.sum() > most: kept = kept.index_fill(0, values.topk(len(values) - most, largest=False).indices, False)
     return Active(values[kept], rows[kept], cols[kept], (N, M))
 
+# %% ../nbs/05_baselines.ipynb #c10
 class _ActiveEncode(torch.autograd.Function):
     "`find_active` with gradients over what it found."
     @staticmethod
@@ -106,7 +108,7 @@ class _ActiveEncode(torch.autograd.Function):
         if ctx.needs_input_grad[1]: dW = dense.T @ x if dense is not None else pair_sum(cols, rows, dvalues, x, M)
         return dx, dW, dvalues.new_zeros(M).index_add_(0, cols, dvalues), None, None, None
 
-# %% ../nbs/05_baselines.ipynb #c8
+# %% ../nbs/05_baselines.ipynb #c11
 def active_encode(
     x:Tensor, # centred vectors [N,D]
     W_enc:Tensor, # encoder [M,D]
@@ -127,7 +129,7 @@ def active_decode(
     count = torch.bincount(z.rows, minlength=z.shape[0])
     return bag_sum(z.values, z.cols, count.cumsum(0) - count, W_dec)
 
-# %% ../nbs/05_baselines.ipynb #c14
+# %% ../nbs/05_baselines.ipynb #c17
 class L0Controller(nn.Module):
     "Moves a penalty until the wanted number of latents fires; its state is kept with the weights."
     def __init__(self,
@@ -174,7 +176,7 @@ class L0Controller(nn.Module):
         self.log_penalty.add_(self.trend + self.integral*near + self.proportional*change)
         self.error.copy_(error)
 
-# %% ../nbs/05_baselines.ipynb #c18
+# %% ../nbs/05_baselines.ipynb #c21
 class ActiveSAE(SAE):
     "An SAE whose number of active latents differs from vector to vector."
     select = 'auto' # how latents are found: float32, bfloat16 (candidates, scored again in fp32), or auto, the faster one there
@@ -218,7 +220,7 @@ class ActiveSAE(SAE):
         share = min(self.control.wanted(0.)/self.d_sae, 1.)
         return ((x - self.b_dec) @ self.W_enc.T).kthvalue(max(1, round((1 - share)*len(x))), dim=0).values
 
-# %% ../nbs/05_baselines.ipynb #c20
+# %% ../nbs/05_baselines.ipynb #c23
 class ReLUSAE(ActiveSAE):
     "ReLU SAE with an L1 penalty that is steered to L0 = k (the paper's vanilla baseline; Bricken et al. 2023)."
     def __init__(self,
@@ -251,7 +253,7 @@ class ReLUSAE(ActiveSAE):
 
     def after_step(self, l0, progress=1.): self.control.update(l0, progress)
 
-# %% ../nbs/05_baselines.ipynb #c23
+# %% ../nbs/05_baselines.ipynb #c26
 class GatedSAE(ActiveSAE):
     "Gated SAE, arXiv 2404.16014, with its auxiliary loss; the penalty is steered to L0 = k."
     def __init__(self,
@@ -291,7 +293,7 @@ class GatedSAE(ActiveSAE):
         for bias in self.b_gate, self.b_mag: bias.data.copy_(-self.thresholds(x))
     def after_step(self, l0, progress=1.): self.control.update(l0, progress)
 
-# %% ../nbs/05_baselines.ipynb #c26
+# %% ../nbs/05_baselines.ipynb #c29
 class _Jump(torch.autograd.Function):
     "`a` where it exceeds its threshold, and 1 there; the box of width `eps` for the threshold's gradient."
     @staticmethod
@@ -307,7 +309,7 @@ class _Jump(torch.autograd.Function):
         box = ((a - threshold).abs() < ctx.eps/2).to(a.dtype) / ctx.eps
         return dz*on, -(threshold*dz + dcount)*box, None
 
-# %% ../nbs/05_baselines.ipynb #c27
+# %% ../nbs/05_baselines.ipynb #c30
 class JumpReLUSAE(ActiveSAE):
     "JumpReLU SAE, arXiv 2407.14435; the L0 penalty is steered to L0 = k."
     def __init__(self,
@@ -351,7 +353,7 @@ class JumpReLUSAE(ActiveSAE):
         self.control.update(l0, progress)
         self.threshold.clamp_min_(0) # a negative one would let latents fire backwards
 
-# %% ../nbs/05_baselines.ipynb #c33
+# %% ../nbs/05_baselines.ipynb #c36
 class BatchTopKSAE(ActiveSAE):
     "BatchTopK SAE, arXiv 2412.06410: the largest N k activations of a batch in training, a threshold in evaluation mode."
     def __init__(self,
@@ -379,7 +381,7 @@ class BatchTopKSAE(ActiveSAE):
             self.threshold.copy_(torch.where(self.threshold < 0, least, self.smooth*self.threshold + (1 - self.smooth)*least))
         return self.result(z, x if target is None else target)
 
-# %% ../nbs/05_baselines.ipynb #c37
+# %% ../nbs/05_baselines.ipynb #c40
 class WindowReLUSAE(ReLUSAE):
     "A ReLU SAE over a concatenated window: activations cost the sum of their decoder norms by layer (Lindsey et al. 2024)."
     def __init__(self, d_model, d_sae, k, n_layers):
@@ -401,7 +403,7 @@ def every_layer(
     probs = x.new_full((*x.shape[:-2], L), 1/L)
     return Routing(probs.log(), probs, torch.full(x.shape[:-2], slot % L, device=x.device), x.new_ones(x.shape[:-2]))
 
-# %% ../nbs/05_baselines.ipynb #c38
+# %% ../nbs/05_baselines.ipynb #c41
 class WindowCoder(Coder):
     "A coder that codes every layer of the window; its splice replaces the last one."
     def __init__(self, sae, layers, d_model):
@@ -451,7 +453,7 @@ class Crosscoder(WindowCoder):
         keep = self.check(x, keep)
         return self.loss_of(self.sae.loss(self.flat(x)[keep]), x, keep)
 
-# %% ../nbs/05_baselines.ipynb #c41
+# %% ../nbs/05_baselines.ipynb #c44
 class MLSAE(WindowCoder):
     "A single SAE trained on every layer of the window, arXiv 2409.04185."
     def __init__(self,

@@ -176,9 +176,9 @@ def _label_points(ax, points, gap=.045):
     "Write each point's value to its right; labels that would touch are moved apart, in the order of the points."
     (low, high), at, said = ax.get_ylim(), -1., None
     for y, x, colour in sorted(points):
-        if said == (said := (f'{y:.3g}', colour)): continue # two splice scales that agree in what is written
+        if said == (said := (f'{y:#.3g}'.rstrip('.'), colour)): continue # two splice scales that agree in what is written
         at = max((y - low)/(high - low), at + gap)
-        ax.annotate(f'{y:.3g}', (x, y), (9, (at*(high - low) + low)), textcoords=('offset points', 'data'), color=colour, fontsize=8, va='center')
+        ax.annotate(f'{y:#.3g}'.rstrip('.'), (x, y), (9, (at*(high - low) + low)), textcoords=('offset points', 'data'), color=colour, fontsize=8, va='center')
 
 def _finish_axes(ax, title, table, tables, x, y):
     "Ranges, labels and legend. The horizontal range is that of all panels, so that they line up; the vertical one starts at zero and leaves room above."
